@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+import numpy as np
 import pydantic
 import tyro
 
@@ -36,12 +37,15 @@ from ..errors import DataError
 from ..folders import hash_model
 from ..plugins import source_mark
 from ..sandbox.writers import API_MODELS
-from .experiment.dry_run import has_weights, rehearse, report, sizes
-from .experiment.evaluation import subset
+from ..statistics import win_rate
+from .experiment.dry_run import rehearse, report
+from .experiment.engine import COLUMNS, Experiment, Form, cell_of, read_evaluation
+from .experiment.engine import run as run_experiment
+from .experiment.evaluation import OWN_WIN_RATE, subset
 from .experiment.own_judge import has_references, judge_name, refuse_trained_on
-from .experiment.own_reward_model import train_reward_model
 from .experiment.publish import check_push, push
-from .experiment.runs import Form, MethodPlan, RewardPlan, run_method, run_reward_model
+from .experiment.reward_models import RewardModelRun, train_own
+from .experiment.reward_models import train as train_reward_model
 from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
 from .harness.stored import ElapsedTime, file_name, is_helper, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
@@ -110,8 +114,7 @@ class TrainOptions(ModelOptions):
     """Name of a repository of the Hugging Face hub, such as me/my_model, that the saved model is uploaded to. Whether
     it can be written is checked first; a new one is private."""
     dry_run: bool = False
-    """Make one step and keep nothing of it: prints memory and seconds by phase, hours and the micro-batch. Without the
-    policy's weights, a table of sizes."""
+    """Make one step and keep nothing of it: prints memory and seconds by phase, hours and the micro-batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,12 +159,13 @@ class TrainOptions(ModelOptions):
         """What an agent is made from."""
         return Job(folder=self.folder / "runs", **self._for_job(reward))
 
-    def plan(self, reward: str | None) -> MethodPlan:
+    def plan(self, reward: str | None) -> Experiment:
         """The cell of the ranking that this run is."""
         data = load_dataset(self.data, allow_overlap=self.allow_overlap)
         num_eval = min(self.num_eval, len(data.instructions("eval")) if "eval" in data.splits else 0)
-        own: dict[str, Any] = {"method": self.spec, "judge": self.judge, "save": self.save, "trackers": self.trackers}
-        return MethodPlan(out=self.folder, num_eval=num_eval, **own, **self._for_job(reward))
+        own: dict[str, Any] = {"agent": self.spec, "judge": self.judge, "save": self.save, "trackers": self.trackers}
+        own["cell"] = cell_of(self.spec, self.labels if self.data == "sandbox" else "own labels", self.seed)
+        return Experiment(out=self.folder, splits=(("eval", num_eval),), **own, **self._for_job(reward))
 
     def _for_job(self, reward: str | None) -> dict[str, Any]:
         same = ("seed", "quick", "template", "lora", "dtype", "reward_dtype", "changed", "allow_overlap")
@@ -200,15 +204,15 @@ def run(options: TrainOptions) -> int:
 
 
 def dry_run(options: TrainOptions) -> int:
-    """Prints what the run would take; 0 if that fits into the machine's memory, or there is nothing to measure."""
+    """Prints what the run would take; 0 if that fits into the machine's memory."""
     from ..agents.processes import Processes
 
     quiet()
     job = options.job(options.reward_model)
-    made = rehearse(job, options.spec) if has_weights(job) else None
+    made = rehearse(job, options.spec)
     if Processes().is_main:
-        print(sizes(job) if made is None else report(job, made))
-    return 0 if made is None or made.fits else 1
+        print(report(job, made))
+    return 0 if made.fits else 1
 
 
 def train_policy(options: TrainOptions) -> Path:
@@ -223,9 +227,8 @@ def train_policy(options: TrainOptions) -> Path:
     from ..agents.processes import Processes
 
     plan = options.plan(reward)
-    rows = run_method(plan, Progress({plan.cell: plan.units} if Processes().is_main else {}).update)
-    if rows:  # only the main process has any
-        write_results(plan, next(row for row in rows if row["feedback"] == options.labels))
+    for row in run_experiment(plan, Progress({plan.cell: plan.units} if Processes().is_main else {}).update):
+        write_results(plan, row)  # only the main process has one
     return plan.folder / "policy"
 
 
@@ -245,7 +248,7 @@ def make_reward_model(options: TrainOptions) -> Path:
             spent.keep()
             progress.update(ProgressUpdate(cell, 100 * share, state=state))
 
-    result = train_reward_model(job, saved, tell, options.save, options.trackers)
+    result = train_own(job, saved, tell, options.save, options.trackers)
     if progress is not None:
         progress.end()
         spent.keep(now=True)
@@ -256,14 +259,17 @@ def make_reward_model(options: TrainOptions) -> Path:
     return saved
 
 
-def write_results(plan: MethodPlan, row: Row) -> None:
+def write_results(plan: Experiment, result: Row) -> None:
     """Writes table.csv, outputs.json and references.json, and prints the row and three answers."""
-    method, out, own = find_method(plan.method), plan.out, plan.dataset != "sandbox"
+    method, out, own = plan.method, plan.out, plan.dataset != "sandbox"
+    answers, row = read_evaluation(plan)["splits"]["eval"], {name: result[name] for name in COLUMNS}
+    if plan.judge is not None:
+        rate = win_rate(np.array(answers[OWN_WIN_RATE], dtype=np.float64)).row()
+        row |= {name: rate[name] for name in (OWN_WIN_RATE, "standard_error", "n_total")}
     write_csv(out / "table.csv", [{**row, "feedback": "own"} if own else row])
     what = f"{method.name} on {plan.dataset}" if own else f"{method.title}, {plan.feedback} feedback"
     print(f"{what}, seed {plan.seed}: {clock_text(row['seconds'])}")
     print(*(f"  {name}: {row[name]:.4g}" for name in list(row)[3:] if row[name] == row[name]), sep="\n")
-    answers = json.loads(plan.evaluation_file.read_text(encoding="utf-8"))
     if plan.judge is not None:
         name, credits = judge_name(plan.judge, plan.data), answers["win_rate"]
         print(f"  win_rate and its standard_error are in %, by {name} against the references of {plan.dataset}")
@@ -281,18 +287,19 @@ def write_results(plan: MethodPlan, row: Row) -> None:
     print(f"\n{where}{evaluated} and table.csv: {out}.")
 
 
-def write_outputs(plan: MethodPlan, responses: Sequence[str]) -> None:
+def write_outputs(plan: Experiment, responses: Sequence[str]) -> None:
     """outputs.json, and references.json where the data has references: AlpacaEval's form, which `evaluate` reads."""
     data = plan.data
-    found = {"outputs": (f"{find_method(plan.method).name}, {plan.labels}, seed {plan.seed}", responses)}
+    labels = plan.feedback if plan.dataset == "sandbox" else "own labels"
+    found = {"outputs": (f"{plan.method.name}, {labels}, seed {plan.seed}", responses)}
     if has_references(data, "eval"):
         references = data.references("eval")
         name = str(getattr(data, "reference", f"references of {plan.dataset}"))
-        found["references"] = (name, [references[place] for place in subset(len(references), plan.num_eval)])
+        found["references"] = (name, [references[place] for place in subset(len(references), len(responses))])
     for name, (generator, outputs) in found.items():
         rows = [
             {"instruction": each.instruction, "input": each.input, "output": output, "generator": generator}
-            for each, output in zip(plan.instructions, outputs, strict=True)
+            for each, output in zip(plan.instructions("eval"), outputs, strict=True)
         ]
         write_atomic(plan.out / f"{name}.json", json.dumps(rows, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
@@ -305,10 +312,11 @@ def reward_model(options: TrainOptions) -> str:
         raise DataError(f"{options.method}: expected --reward-model with --dataset {options.data}, got none.")
     if options.feedback == "ann" and (options.seed == 0 or options.quick):
         return str(sandbox.REWARD_MODEL)
-    plan = RewardPlan(options.labels, options.seed, options.folder, options.quick)
+    cell = f"reward model, {options.labels}, seed {options.seed}"
+    plan = RewardModelRun(cell=cell, seed=options.seed, out=options.folder, pairs=options.job().preferences)
     print("First the reward model on this feedback's labels:", file=sys.stderr)
-    run_reward_model(plan, Progress({plan.cell: plan.units}).update)
-    return str(plan.folder)
+    train_reward_model(plan, Progress({plan.cell: plan.units}).update)
+    return str(plan.target)
 
 
 def parse(args: Sequence[str] | None = None) -> TrainOptions:

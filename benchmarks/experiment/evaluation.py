@@ -27,27 +27,17 @@ WIN_RATES = ("win_rate_simulated", "win_rate_human")
 """Those that are wins against the reference: a credit in [0, 1] for each response, percent in the means."""
 OWN_WIN_RATE = "win_rate"
 """The win rate by a judge of one's own, where there is one."""
+DISAGREEMENT = "disagreement"
+"""How far the members of an ensemble, as the proxy, are apart."""
 
 
-@dataclass(frozen=True)
-class Judges:
-    """One oracle a measure; None for a measure that does not exist here (its values are then NaN)."""
+Judges = Mapping[str, RewardOracle | None]
+"""The oracle of each measure in the order of the tables; None for one that does not exist here (its values are NaN).
 
-    proxy: RewardOracle | None = None
-    """The reward that training maximises, in its own units."""
-    gold: RewardOracle | None = None
-    """The true reward; the sandbox has one."""
-    win_rate_simulated: RewardOracle | None = None
-    """Verdicts, 1 for the response and 0 for the reference, by p_sim^eval, the simulated pool without added noise."""
-    win_rate_human: RewardOracle | None = None
-    """The same by the human raters (in the sandbox: 16 simulated ones)."""
-    win_rate: RewardOracle | None = None
-    """Credit in [0, 1] by a judge of one's own; without one there is no such measure."""
-
-    def items(self) -> tuple[tuple[str, RewardOracle | None], ...]:
-        """(measure, oracle) in the order of `SCORES`, then one's own judge if there is one."""
-        own = () if self.win_rate is None else (OWN_WIN_RATE,)
-        return tuple((name, getattr(self, name)) for name in (*SCORES, *own))
+proxy: the reward that training maximises, in its own units. gold: the true reward, which the sandbox has.
+win_rate_simulated: verdicts, 1 for the response and 0 for the reference, by p_sim^eval, the simulated pool without
+added noise; win_rate_human: the same by the human raters (in the sandbox: 16 simulated ones). win_rate: credit in
+[0, 1] by a judge of one's own; without one there is no such measure."""
 
 
 def missing_at(level: str) -> tuple[str, ...]:
@@ -56,89 +46,78 @@ def missing_at(level: str) -> tuple[str, ...]:
 
 
 def judges_of(
-    dataset: Dataset,
-    *,
-    proxy: str | Mapping[str, Any] | None = "surrogate",
-    own: str | None = None,
-    seed: int = 0,
-) -> Judges:
+    dataset: Dataset, *, proxy: RewardOracle | None = None, own: str | None = None, seed: int = 0
+) -> dict[str, RewardOracle | None]:
     """The judges that a dataset's level has: all four in the sandbox, the proxy alone elsewhere; and one's own.
 
     Args:
         dataset: Whose references are to be beaten.
-        proxy: The oracle that stands for the training reward, as `make_oracle` takes it.
+        proxy: What stands for the training reward.
         own: A judge of one's own, see `own_judge`.
         seed: Keys the judges' draws, together with the texts: equal responses get equal verdicts.
     """
-    reward = None if proxy is None else make_oracle(proxy, dataset=dataset, seed=seed)
-    judged = None if own is None else make_own_judge(own, dataset, seed=seed)
-    if missing_at(dataset.level):
-        return Judges(proxy=reward, win_rate=judged)
-    gold, simulated, human = (make_oracle(name, dataset=dataset, seed=seed) for name in ("gold", "win_rate", "human"))
-    return Judges(reward, gold, simulated, human, judged)
+    names = dict(zip(SCORES[1:], ("gold", "win_rate", "human"), strict=True))
+    missing = missing_at(dataset.level)
+    judges = {
+        measure: None if measure in missing else make_oracle(name, dataset=dataset, seed=seed)
+        for measure, name in names.items()
+    }
+    judged = {} if own is None else {OWN_WIN_RATE: make_own_judge(own, dataset, seed=seed)}
+    return {"proxy": proxy, **judges, **judged}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found for B responses."""
+    """The values of B responses."""
 
     instructions: tuple[str, ...]
     responses: tuple[str, ...]
-    scores: Mapping[str, NDArray[np.float64]]
-    """Measure of `SCORES`, and `OWN_WIN_RATE` -> [B]; NaN = no verdict, or no such judge at this level."""
-    length: NDArray[np.int64]
-    """[B] characters (Unicode code points)."""
-    finished: NDArray[np.float64]
-    """[B] 1.0 where the response ended by itself, 0.0 where it was cut, NaN where that is unknown."""
+    values: Mapping[str, NDArray[Any]]
+    """[B] each: the measures of `SCORES`, `OWN_WIN_RATE` where there is such a judge, "length" in characters (Unicode
+    code points), "finished" (1.0 where the response ended by itself, 0.0 where it was cut), an ensemble's
+    "disagreement", and what else the caller has measured. NaN = no verdict, or no such judge at this level."""
 
     def __len__(self) -> int:
         return len(self.responses)
 
     def means(self) -> dict[str, float]:
-        """Means over the responses with a verdict: win rates in percent, length in characters, finished in [0, 1]."""
-        scores = {
-            name: win_rate(values).win_rate if name in (*WIN_RATES, OWN_WIN_RATE) else _mean(values)
-            for name, values in self.scores.items()
-        }
-        return {**scores, "length": _mean(self.length), "finished": _mean(self.finished)}
+        """Means over the responses with a value: win rates in percent, length in characters, finished in [0, 1]."""
+        rates = (*WIN_RATES, OWN_WIN_RATE)
+        return {name: win_rate(each).win_rate if name in rates else _mean(each) for name, each in self.values.items()}
 
     def per_response(self) -> dict[str, list[Any]]:
         """Instructions, responses and every value of each, JSON-able: NaN as None."""
-        values = {**self.scores, "finished": self.finished}
         plain = {
-            name: [None if value != value else value for value in found.tolist()] for name, found in values.items()
+            name: [None if value != value else value for value in each.tolist()] for name, each in self.values.items()
         }
-        return {"instructions": list(self.instructions), "responses": list(self.responses), **plain}
-
-    def unscored(self) -> dict[str, int]:
-        """Measure -> number of responses without a verdict."""
-        return {name: int(np.isnan(values).sum()) for name, values in self.scores.items()}
+        return {"instructions": list(map(str, self.instructions)), "responses": list(self.responses), **plain}
 
 
 def evaluate(
     instructions: Sequence[str],
     responses: Sequence[str],
     judges: Judges,
-    *,
-    finished: Sequence[bool] | NDArray[np.bool_] | None = None,
+    values: Mapping[str, Sequence[Any] | NDArray[Any]] | None = None,
 ) -> Evaluation:
-    """Scores B responses by every judge, one call a judge; `finished` says which ended by themselves, if known.
+    """Scores B responses by every judge, one call a judge; `values` are those that the caller has measured, [B] each.
 
     Raises:
         ValueError: The sequences differ in length.
         OracleError: A judge's answer has a wrong shape, or holds an infinity.
     """
-    if len(instructions) != len(responses) or (finished is not None and len(finished) != len(responses)):
-        counts = (len(instructions), len(responses), None if finished is None else len(finished))
-        raise ValueError(f"expected as many instructions as responses (and finished), got {counts}")
-    nothing = np.full(len(responses), np.nan)
-    scores = {
-        name: nothing if oracle is None else judge(oracle, instructions, responses).scores
-        for name, oracle in judges.items()
-    }
-    ended = nothing if finished is None else np.asarray(finished, dtype=np.float64)
+    measured = {"finished": np.full(len(responses), np.nan), **(values or {})}
+    counts = (len(instructions), len(responses), *map(len, measured.values()))
+    if len(set(counts)) != 1:
+        raise ValueError(f"expected as many instructions as responses (and of each value), got {counts}")
+    scores: dict[str, NDArray[Any]] = {}
+    for name, oracle in judges.items():
+        verdicts = None if oracle is None else judge(oracle, instructions, responses)
+        scores[name] = np.full(len(responses), np.nan) if verdicts is None else verdicts.scores
+        if name == "proxy" and verdicts is not None and DISAGREEMENT in verdicts.details:
+            scores[DISAGREEMENT] = np.asarray(verdicts.details[DISAGREEMENT], dtype=np.float64)
     length = np.array([len(response) for response in responses], dtype=np.int64)
-    return Evaluation(tuple(instructions), tuple(responses), scores, length, ended)
+    arrays = {name: np.asarray(each, dtype=_dtype(each)) for name, each in measured.items()}
+    return Evaluation(tuple(instructions), tuple(responses), {**scores, "length": length, **arrays})
 
 
 def describe(means: Mapping[str, Any]) -> str:
@@ -165,7 +144,15 @@ def subset(num_items: int, num_wanted: int) -> list[int]:
     return [index * num_items // count for index in range(count)]
 
 
+def _dtype(values: Any) -> Any:
+    """Single precision stays: a mean over it is what an earlier table has, to the last digit."""
+    return np.float32 if getattr(values, "dtype", None) == np.float32 else np.float64
+
+
 def _mean(values: NDArray[Any]) -> float:
-    known = np.asarray(values, dtype=np.float64)
-    known = known[~np.isnan(known)]
+    known = values[~np.isnan(values)]
+    if values.dtype == np.float32:
+        import torch
+
+        return float(torch.from_numpy(known).mean()) if len(known) else math.nan
     return float(known.mean()) if len(known) else math.nan

@@ -1,27 +1,32 @@
-"""Reward models of the sandbox: trained and calibrated, and their accuracy on fresh preference pairs."""
+"""Reward models: the sandbox's trained, calibrated and measured on fresh preference pairs; and one's own."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice, pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from ... import sandbox
+from ... import agents, sandbox
+from ...errors import DataError
 from ...instructions import Instruction, Preference
 from ...oracles import RewardModel
-from ...oracles.base import judge
+from ...oracles.base import PreferenceOracle, judge
 from ...sandbox import dataset as texts
 from ...sandbox import tasks
 from ...seeding import keyed_rng
 from ...statistics import wilson
+from ..harness.runner import ProgressFn, ProgressUpdate, quiet
+from ..harness.stored import ElapsedTime, file_name
 from ..harness.study import Row
+from ..methods.job import Job
+from .engine import Form, complete_card, state_of, tracked
 
 if TYPE_CHECKING:
     from ...agents import LanguageModel, RewardModelingConfig
@@ -148,6 +153,117 @@ def fit(
     return {**metrics, "sft/mean": mean, "sft/std": std}
 
 
+@dataclass(frozen=True, kw_only=True)
+class RewardModelRun:
+    """A reward model of the sandbox that a study trains on labels: a cell, picklable."""
+
+    cell: str
+    """Its name in the study."""
+    seed: int
+    out: Path
+    """The study's folder."""
+    pairs: Callable[[], tuple[Preference, ...]]
+    """The labelled pairs."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Columns that tell it from the study's others."""
+    training_seed: int | None = None
+    """Of the head's start and the order of the pairs; None: the seed."""
+    trunk: Path = sandbox.POLICY
+    """Folder of the language model that it starts from."""
+    layers: int | None = None
+    """How many of its layers are kept; None: all."""
+    num_val: int | None = None
+    """Instructions of val whose answers set the scale; None: all."""
+    num_samples: int = 1
+    """Answers to each: see `fit`."""
+    judge: Callable[[], PreferenceOracle] | None = None
+    """Whose verdicts on fresh pairs it is measured against, and gold's."""
+    num_fresh: int = 0
+    """Fresh pairs that it is measured on, the same for all of a seed."""
+    units: int = 70
+    """Its weight in the progress report: seconds on one core, roughly."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it is trained."""
+        return self.out / "runs" / file_name(self.cell)
+
+    @property
+    def target(self) -> Path:
+        """Where it is when it is trained."""
+        return self.out / "reward_models" / file_name(self.cell)
+
+
+def train(run: RewardModelRun, on_progress: ProgressFn) -> list[Row]:
+    """Trains a reward model unless it is there, and measures it; one row."""
+    from ...agents import RewardModelingConfig
+    from ...agents.processes import Processes
+
+    quiet()
+    run.folder.mkdir(parents=True, exist_ok=True)
+    spent, main, pairs = ElapsedTime(run.folder), Processes().is_main, run.pairs()
+
+    def progress(share: float, text: str = "") -> None:
+        if main:
+            spent.keep()
+            on_progress(ProgressUpdate(run.cell, share * run.units, text))
+
+    progress(0)
+    if not (run.target / LAST_FILE).is_file():
+        fit(
+            shortened(run),
+            pairs,
+            run.target,
+            val=sandbox.SANDBOX.instructions("val")[: run.num_val],
+            config=replace(RewardModelingConfig.sandbox(), keep_checkpoints=1),
+            seed=run.seed if run.training_seed is None else run.training_seed,
+            out=run.folder,
+            sft=sandbox.POLICY,
+            num_samples=run.num_samples,
+            on_progress=lambda share: progress(0.8 * share),
+        )
+    row = {**run.facts, "seed": run.seed, "num_trained": len(pairs)}
+    if run.judge is not None:
+        row |= measure(run.target, run.judge(), run.seed, run.num_fresh)
+    shown = "".join(f", {name} {value:.3f}" for name, value in row.items() if isinstance(value, float))
+    progress(1, f"{run.cell}: {spent.seconds:.0f} s{shown}")
+    return [{**row, "seconds": round(spent.seconds, 2)}]
+
+
+def measure(folder: Path, judged_by: PreferenceOracle, seed: int, num: int) -> Row:
+    """A reward model on fresh pairs.
+
+    Accuracies are shares of the pairs: against gold, and against the labels of its own judge, noise included;
+    `calibration_error` is the mean distance between P(b preferred) and those labels, by bins of confidence.
+    """
+    pairs = fresh_pairs(cast(texts.Sandbox, sandbox.SANDBOX), sandbox.POLICY, seed, num)
+    chance, verdicts = predicted(folder, pairs), judged_by.compare(pairs.instructions, pairs.a, pairs.b)
+    bins = reliability("reward_model", chance, judged_by.name, verdicts)
+    error = sum(row["n"] * abs(row["accuracy"] - row["confidence"]) for row in bins) / sum(row["n"] for row in bins)
+    return {
+        "num_pairs": len(pairs.a),
+        "accuracy_gold": float(hits(chance, (pairs.gap > 0).astype(np.float64)).mean()),
+        "accuracy_judge": float(hits(chance, verdicts).mean()),
+        "calibration_error": float(error),
+    }
+
+
+def shortened(run: RewardModelRun) -> Path:
+    """Folder of the language model that the run starts from; one with fewer layers is made on the way."""
+    from ...agents import LanguageModel
+
+    if run.layers is None:
+        return run.trunk
+    language_model = LanguageModel.from_pretrained(run.trunk)
+    model: Any = language_model.model
+    if run.layers > len(model.model.layers):
+        raise DataError(f"layers: expected at most the {len(model.model.layers)} of {run.trunk}, got {run.layers}.")
+    model.model.layers = model.model.layers[: run.layers]
+    model.config.num_hidden_layers = run.layers
+    language_model.save(run.folder / "trunk")
+    return run.folder / "trunk"
+
+
 def hits(chance: Array, label: Array) -> Array:
     """1 where P(b preferred) [n] is on the label's side [n] of 0.5, 0.5 where either is a tie, 0 elsewhere."""
     return np.asarray((1 + np.sign(chance - 0.5) * np.sign(label - 0.5)) / 2)
@@ -195,3 +311,66 @@ def share_row(num_correct: float, num: int) -> Row:
     """A share with its Wilson interval and counts, as columns."""
     low, high = wilson(num_correct, num)
     return {"accuracy": num_correct / num, "low": low, "high": high, "n": num, "num_correct": num_correct}
+
+
+HELD_OUT, MOST_HELD_OUT = 0.05, 500
+"""Share, and most, of the instructions whose pairs test the model and do not train it."""
+
+
+def hold_out(preferences: Sequence[Preference]) -> tuple[list[Preference], list[Preference]]:
+    """Pairs to train on and pairs to test on, of other instructions; the same in every run.
+
+    Raises:
+        DataError: There are pairs of one instruction only.
+    """
+    by_instruction: dict[str, list[Preference]] = {}
+    for preference in preferences:
+        by_instruction.setdefault(str(preference.instruction), []).append(preference)
+    if len(by_instruction) < 2:
+        raise DataError(f"Expected preferences on 2 or more instructions, got them on {len(by_instruction)}.")
+    number = min(max(1, round(HELD_OUT * len(by_instruction))), MOST_HELD_OUT)
+    chosen = set(keyed_rng(0, "held-out instructions").permutation(len(by_instruction))[:number].tolist())
+    parts: tuple[list[list[Preference]], list[list[Preference]]] = [], []
+    for place, found in enumerate(by_instruction.values()):
+        parts[place in chosen].append(found)
+    train, test = (list(chain.from_iterable(part)) for part in parts)
+    return train, test
+
+
+def make_reward_modeling(job: Job, pairs: Sequence[Preference]) -> agents.RewardModeling:
+    """The untrained agent."""
+    import torch
+
+    return agents.RewardModeling(
+        job.policy_folder,
+        pairs,
+        config=job.config(agents.RewardModelingConfig, epochs=1),
+        seed=job.seed,
+        out=job.folder,
+        template=job.template,
+        lora=job.adapter("SEQ_CLS"),
+        dtype=getattr(torch, job.dtype or "float32"),
+    )
+
+
+def train_own(
+    job: Job, target: Path, tell: Callable[[float, str], None], form: Form, trackers: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Trains a model and saves it in `target`; accuracy, loss (nats) and margin on the `num_test` pairs held out.
+
+    Raises:
+        DataError: There are no preferences, or too few.
+    """
+    from ...agents.processes import Processes
+
+    train, test = hold_out(job.preferences())
+    agent = make_reward_modeling(job, train)
+    for metrics in tracked(agent, trackers):
+        tell(metrics["step"] / agent.num_steps, state_of(metrics, agent.num_steps))
+    found = agent.evaluate(test)
+    world = Processes()
+    if world.is_main:
+        agent.save(target, merged=form == "merged")
+        complete_card(target, agent, agent.model, job.dataset, found)
+    world.wait()
+    return {"num_train": len(train) - agent.num_left_out, "num_test": len(test), **found}

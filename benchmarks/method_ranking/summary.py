@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from ...statistics import PERCENT, POSITIVE, UNBOUNDED
-from ..experiment.runs import COLUMNS, FEEDBACKS
+from ..experiment.engine import COLUMNS
 from ..harness.estimates import Agreement, Array, Bootstrap, Coefficient, Estimate, agreement, sampled_methods
+from ..methods.job import FEEDBACKS
 from ..methods.methods import Method
 
 JUDGED_BY = {"simulated": "win_rate_simulated", "human": "win_rate_human"}

@@ -33,6 +33,8 @@ FEEDBACK_OF: Final[Mapping[Labellers, Feedback]] = {"ann": "simulated", "human":
 """The same, as tables call it."""
 LABELS = {"simulated": "sim_ann", "human": "human"}
 """Whose labels a method learns from -> the judge of the sandbox: p_sim^ann (25 % flips), or one of 16 human raters."""
+FEEDBACKS = tuple(LABELS)
+"""Also the two columns of the paper's Table 2."""
 Config = TypeVar("Config")
 Example = TypeVar("Example", Demonstration, Preference)
 ONE_BATCH = 160
@@ -263,6 +265,11 @@ class Job:
         if self.reward is None:
             raise DataError("This method needs a reward model: expected a folder (train: --reward-model), got none.")
         return str(sandbox.REWARD_MODEL) if self.reward == "sandbox" else self.reward
+
+    @property
+    def value_start(self) -> Path | str | None:
+        """Folder of the reward model that PPO's value model starts from; None: from the policy."""
+        return self.reward_model
 
     @property
     def reward_spec(self) -> str | dict[str, str]:

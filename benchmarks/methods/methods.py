@@ -181,7 +181,7 @@ def make_quark(job: Job, **changes: Any) -> Actor:
 def make_ppo(job: Job) -> Actor:
     """PPO."""
     config, policy = job.config(agents.PPOConfig, total_steps=6), job.policy()
-    options: dict[str, Any] = {"value_init": job.reward_model, "config": config, "seed": job.seed, "out": job.folder}
+    options: dict[str, Any] = {"value_init": job.value_start, "config": config, "seed": job.seed, "out": job.folder}
     return agents.PPO(job.env(config.rollout_batch_size, policy), policy, **options)
 
 

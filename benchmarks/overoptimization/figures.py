@@ -10,9 +10,7 @@ from matplotlib.figure import Figure as Drawing
 
 from ..harness.plots import band, looks, titled
 from ..harness.report import seeds_text
-from .analyse import FLIPS, NOISY, Results
-from .curves import METHOD_WORDS, Key, gain_at
-from .ranges import FEWEST, distances
+from .analysis import FEWEST, FLIPS, METHOD_WORDS, NOISY, Key, Results, distances, gain_at
 
 GROUPS: Final = {
     "flips": ("share of flipped labels", FLIPS),

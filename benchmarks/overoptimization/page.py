@@ -13,12 +13,9 @@ from ..harness.estimates import Estimate, estimates
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.report import Table, interval_text, number, seeds_text, sentences
 from ..harness.study import Row
-from .analyse import CLEAN, FLIPS, NOISY, Results, reward_models
-from .curves import METHOD_WORDS, Curves, place_text
+from .analysis import CLEAN, FLIPS, METHOD_WORDS, NOISY, Along, Curves, Results, peak, place_text, reward_models
 from .figures import NOISE, draw_compared, draw_groups
-from .plans import Sizes
-from .ranges import Along, peak
-from .run import TEMPERATURE
+from .runs import TEMPERATURE, Sizes
 from .treatments import TREATMENTS
 
 NOWHERE: Final = "nowhere"
@@ -257,7 +254,7 @@ def fits_table(results: Results, label: str) -> Table:
 
 
 def reward_models_table(results: Results, models: pd.DataFrame) -> Table:
-    """A row a treatment: how often its reward models are right, from `analyse.reward_models`."""
+    """A row a treatment: how often its reward models are right, from `analysis.reward_models`."""
     places = {name: place for place, name in enumerate(results.facts)}
     models = models.sort_values("treatment", key=lambda names: names.map(places), kind="stable")
     columns = {"num_trained": estimates(models, ["treatment"], "num_trained")}

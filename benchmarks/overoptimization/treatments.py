@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from ... import sandbox
 from ...errors import UnknownNameError, did_you_mean
 from ...folders import hash_model
-from ...instructions import Instruction
+from ...instructions import Instruction, Preference
 from ...oracles import BaselineSubtracted, Ensemble, RewardModel, make_oracle
 from ...oracles.base import NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts, checked
 from ...oracles.judges import Flip
 from ...plugins import find_attribute
+from ...sandbox.dataset import Sandbox, label
+from ..experiment.evaluation import DISAGREEMENT
 
 Env = VectorEnv[Any, Any, Any]
-DISAGREEMENT: Final = "disagreement"
-"""An ensemble's detail, and the table's column: how far its members are apart."""
 SLOTS = 256  # responses that a wrapped environment scores at a time
 SCALE_SAMPLES: Final = 4  # SFT's answers to each instruction of val that sets a reward's scale
 
@@ -49,6 +49,13 @@ class Labels:
         layers = "" if self.layers is None else f", layers {self.layers}"
         flip = np.format_float_positional(self.flip, trim="-")
         return f"{self.judge}, flip {flip}, {self.num_labels} labels{trunk}{layers}"
+
+    def pairs(self, seed: int) -> tuple[Preference, ...]:
+        """The pairs of SFT samples as the judge labels them, less the ties; the seed is the annotators' too."""
+        data = cast(Sandbox, sandbox.SANDBOX)
+        return label(
+            data.instructions("preference")[: self.num_labels], data.pairs()[: self.num_labels], self.annotator(seed)
+        )
 
     def annotator(self, seed: int) -> PreferenceOracle:
         """The judge with its noise: the pairs that get a coin at 17.5 % are among those that get one at 25 %."""

@@ -10,6 +10,7 @@ chosen on val by the simulated win rate and measured on eval; the whole curve is
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and figure 4.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,15 +21,21 @@ from ... import agents
 from ...cli.options import parse
 from ...errors import DataError
 from ...folders import check_model, hash_model
-from ..experiment.own_judge import judge_content, judge_settings
+from ..experiment.engine import Experiment, Sampling
+from ..experiment.engine import run as run_experiment
+from ..experiment.own_judge import judge_content, judge_name, judge_settings, make_own_judge, refuse_trained_on
+from ..harness.page import publish
+from ..harness.report import Provenance
+from ..harness.runner import Cell, follow, run_cells
 from ..harness.sources import Sources, data_content
-from ..harness.study import StudyOptions
-from ..methods.job import Job, ModelOptions, check_positive
+from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
+from ..methods.job import ModelOptions, check_positive
 from ..methods.presets import choose_preset
+from .page import COLUMNS, page, samples, stored_curves, unscored
 
 NAME = "win_rate_curve"
 SPLITS = ("val", "eval")
-DECIDING = ("steps", "evaluate_every", "num_val", "num_eval", "temperature", "preset", "max_prompt_tokens", "template")
+DECIDING = ("steps", "evaluate_every", "temperature", "preset", "max_prompt_tokens", "template")
 """Options that decide the rows of every seed."""
 
 
@@ -41,8 +48,8 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
     seeds: int = 4
     """Number of independent runs: seeds 0 .. N-1."""
     max_prompt_tokens: int | None = None
-    """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the models
-    can. Default: the positions of the models less the longest response."""
+    """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the policy
+    can. Default: AlpacaFarm's 192."""
     steps: int = 30
     """PPO steps of each run, with every --preset."""
     evaluate_every: int = 5
@@ -71,75 +78,8 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
         return parse(cls, args, prog=prog, description=__doc__)
 
 
-@dataclass(frozen=True)
-class RunPlan(WinRateCurveOptions):
-    """One seed's run: the settled options and the seed; picklable, to be sent to a process."""
-
-    seed: int = 0
-
-    @property
-    def cell(self) -> str:
-        """Name of the study's cell."""
-        return f"seed {self.seed}"
-
-    def evaluation_file(self, step: int) -> Path:
-        """Where the evaluation after a step is kept."""
-        return self.job.folder / "evaluations" / f"step-{step:05}.json"
-
-    @property
-    def job(self) -> Job:
-        """Data, policy and reward model; its folder has PPO's metrics and checkpoints, and evaluations/."""
-        same = ("seed", "template", "max_prompt_tokens", "changed", "allow_overlap")
-        settings: dict[str, Any] = {name: getattr(self, name) for name in same}
-        settings |= {"dataset": self.data, "sft": self.policy, "reward": self.reward_model}
-        preset, folder = self.preset or choose_preset(self.policy)[0], self.folder(NAME) / "runs" / f"seed-{self.seed}"
-        return Job(folder=folder, preset=preset, **settings)
-
-    @property
-    def evaluated_steps(self) -> tuple[int, ...]:
-        """Steps after which the policy is evaluated, 0 (before training) first."""
-        return tuple(sorted({*range(0, self.steps, self.evaluate_every), self.steps}))
-
-    @property
-    def max_response_tokens(self) -> int:
-        """Longest response, in training and in evaluations: the preset's, else AlpacaFarm's 300."""
-        return self.ppo_config().max_response_tokens or 300
-
-    def ppo_config(self) -> agents.PPOConfig:
-        """The preset with the given options, and checkpoints at evaluated steps only."""
-        return replace(self.job.config(agents.PPOConfig), save_every=self.evaluate_every)
-
-    def settings(self) -> dict[str, Any]:
-        """What decides the rows of every seed besides `sources`, JSON-able."""
-        from ...agents.settings import FREE_TO_CHANGE
-
-        options = {name: getattr(self, name) for name in DECIDING}
-        free = FREE_TO_CHANGE - {"save_every", "keep_checkpoints"}  # which are the study's
-        ppo = {name: value for name, value in asdict(self.ppo_config()).items() if name not in free}
-        return {**options, "judge": judge_settings(self.judge), "ppo": ppo}
-
-    @property
-    def sources(self) -> Sources:
-        """Data and models, by the options that name them."""
-        return {
-            "--dataset": partial(data_content, self.data, allow_overlap=self.allow_overlap),
-            "--policy": partial(hash_model, self.job.policy_folder),
-            "--reward-model": partial(hash_model, self.job.reward_model),
-            **({} if self.judge is None else {"--judge": partial(judge_content, self.judge)}),
-        }
-
-    def units_done(self, step: int) -> int:
-        """Units of work, for the progress report, that are done after `step` steps and their evaluations.
-
-        A response of an evaluation counts one. One of a step counts two, for it is also learned from: measured, 2.7 in
-        the sandbox and 1.3 with a policy of 1 M parameters and a reward model as the judge.
-        """
-        evaluations = sum(evaluated <= step for evaluated in self.evaluated_steps)
-        return 2 * step * self.ppo_config().rollout_batch_size + evaluations * (self.num_val + self.num_eval)
-
-
-def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
-    """One plan per seed, with the numbers of instructions that there really are.
+def make_plans(options: WinRateCurveOptions) -> list[Experiment]:
+    """One experiment a seed, with the numbers of instructions that there really are.
 
     Raises:
         DataError, CheckpointError: Own data without own models, or a model's name is a path to nothing.
@@ -153,7 +93,113 @@ def make_plans(options: WinRateCurveOptions) -> list[RunPlan]:
     for model in models:
         if model != "sandbox":
             check_model(model)
-    plan = RunPlan(**vars(options.settled()))
-    sizes = {f"num_{split}": len(plan.job.data.instructions(split)) for split in SPLITS}
-    known = {name: min(getattr(options, name), size) for name, size in sizes.items()}
-    return [replace(plan, **known, seed=seed) for seed in range(options.seeds)]
+    options = options.settled()
+    same: dict[str, Any] = {
+        name: getattr(options, name) for name in ("template", "allow_overlap", "judge", "max_prompt_tokens")
+    }
+    plan = Experiment(
+        cell="seed 0",
+        agent="ppo",
+        out=options.folder(NAME),
+        seed=0,
+        dataset=options.data,
+        sft=options.policy,
+        reward=options.reward_model,
+        preset=options.preset or choose_preset(options.policy)[0],
+        changed=(*options.changed, ("save_every", options.evaluate_every)),  # checkpoints where it is evaluated
+        places=tuple(sorted({*range(0, options.steps, options.evaluate_every), options.steps})),
+        sampling=Sampling(options.temperature),
+        measures_reward=True,
+        **same,
+    )
+    sizes = {split: len(plan.data.instructions(split)) for split in SPLITS}
+    splits = tuple((split, min(getattr(options, f"num_{split}"), size)) for split, size in sizes.items())
+    return [replace(plan, cell=f"seed {seed}", seed=seed, splits=splits) for seed in range(options.seeds)]
+
+
+def settings(options: WinRateCurveOptions, plan: Experiment) -> dict[str, Any]:
+    """What decides the rows of every seed besides `sources`, JSON-able."""
+    from ...agents.settings import FREE_TO_CHANGE
+
+    free = FREE_TO_CHANGE - {"save_every", "keep_checkpoints"}  # which are the study's
+    ppo = {name: value for name, value in asdict(plan.config(agents.PPOConfig)).items() if name not in free}
+    known = {**vars(options), "preset": plan.preset}
+    sizes = {f"num_{split}": number for split, number in plan.splits}
+    return {name: known[name] for name in DECIDING} | sizes | {"judge": judge_settings(plan.judge), "ppo": ppo}
+
+
+def sources(plan: Experiment) -> Sources:
+    """Data and models, by the options that name them."""
+    return {
+        "--dataset": partial(data_content, plan.dataset, allow_overlap=plan.allow_overlap),
+        "--policy": partial(hash_model, plan.policy_folder),
+        "--reward-model": partial(hash_model, plan.reward_model),
+        **({} if plan.judge is None else {"--judge": partial(judge_content, plan.judge)}),
+    }
+
+
+def run(options: WinRateCurveOptions) -> int:
+    """Runs the study, writes its folder, prints the summary and returns the exit status.
+
+    Processes that torchrun has started train each seed together, one after the other; only the main one writes.
+    """
+    options.refuse_taken(NAME)
+    plans = make_plans(options)
+    from ...agents.processes import Processes
+
+    world, plan = Processes(), plans[0]
+    cells = [Cell(each.cell, partial(run_experiment, each), each.units) for each in plans]
+    if not world.is_main:
+        return follow(world, cells)
+    if plan.judge is not None:
+        make_own_judge(plan.judge, plan.data)
+        refuse_trained_on(plan.judge, hash_model(plan.reward_model))
+    with options.study(NAME, settings(options, plan), sources=sources(plan)) as study:
+        processes = min(options.processes, len(plans)) if world.count == 1 else 1
+        shape = f"{options.steps} PPO steps a seed, seeds: {len(plans)}, at a time: {processes}"
+        print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)
+        rows = run_cells(study, cells, processes=processes, world=world)
+        if rows:
+            write_results(study, [plan for plan in plans if plan.cell in study.done], rows)
+        return study.finish() if rows else study.exit_status
+
+
+def write_results(study: Study, plans: Sequence[Experiment], rows: Sequence[Row]) -> None:
+    """Tables, the page and the manifest's facts; `plans` are the finished ones."""
+    by_split = {split: [row for row in rows if row["split"] == split] for split in SPLITS}
+    columns = COLUMNS if plans[0].judge is None else (*COLUMNS, "win_rate")
+    study.write_table(by_split["eval"], columns)
+    write_csv(study.out / "val.csv", by_split["val"], columns)
+    steps = stored_curves(study.out)[2].steps
+    write_csv(study.out / "samples.csv", samples(plans[0], steps[plans[0].seed]))
+    where = provenance(plans)
+    study.note(
+        provenance=vars(where),
+        unscored=unscored(plans, where.level),
+        level=where.level,
+        judges=where.judges(),
+        reference=where.reference,
+        chosen_steps={str(seed): step for seed, step in steps.items()},
+    )
+    publish(study, page(study.out))
+
+
+def provenance(plans: Sequence[Experiment]) -> Provenance:
+    """Level, models and counts of the finished runs."""
+    plan, dataset = plans[0], plans[0].data
+    return Provenance(
+        level=dataset.level,
+        dataset=plan.dataset,
+        policy=plan.sft,
+        reward_model="surrogate" if plan.reward == "sandbox" else Path(plan.reward_model).name,
+        num_val=dict(plan.splits)["val"],
+        num_eval=dict(plan.splits)["eval"],
+        num_seeds=len(plans),
+        temperature=plan.sampling.temperature if plan.sampling else 1.0,
+        judge="" if plan.judge is None else judge_name(plan.judge, dataset),
+    )
+
+
+def main() -> int:
+    """Runs the command and returns its exit status."""
+    return run_command(lambda: run(WinRateCurveOptions.parse()), joins=True)

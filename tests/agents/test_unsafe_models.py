@@ -12,11 +12,10 @@ from peft import LoraConfig
 
 from alpacafarm_env.agents import LanguageModel, RewardModeling
 from alpacafarm_env.agents.value_model import ValueModel
-from alpacafarm_env.benchmarks.win_rate_curve.runs import load_tokenizer, num_positions
 from alpacafarm_env.errors import AlpacaFarmError, CheckpointError
 from alpacafarm_env.instructions import Instruction, Preference
 from alpacafarm_env.oracles.reward_model import RewardModel
-from alpacafarm_env.pretrained import load_config
+from alpacafarm_env.pretrained import load_config, load_tokenizer
 from alpacafarm_env.sandbox.show import sample
 
 PAIRS = [Preference(Instruction("Hi"), ("Hello", "No"), 1)]
@@ -43,11 +42,10 @@ READERS: dict[str, Callable[[Path, LanguageModel], object]] = {
     "token_environment": lambda folder, _: gym.make("AlpacaFarm-Token-v0", tokenizer=str(folder)),
     "show": lambda folder, _: sample(folder, ["Hi"], seed=0, temperature=0),
     "config": lambda folder, _: load_config(folder),
-    "positions": lambda folder, _: num_positions(str(folder)),
     "tokenizer": lambda folder, _: load_tokenizer(str(folder)),
 }
 TOKENIZER, CONFIG = ("tokenizer.json", "tokenizer_config.json"), ("config.json",)
-READ_BY = {"token_environment": TOKENIZER, "tokenizer": TOKENIZER, "config": CONFIG, "positions": CONFIG}
+READ_BY = {"token_environment": TOKENIZER, "tokenizer": TOKENIZER, "config": CONFIG}
 """Of those that do not read all files."""
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from alpacafarm_env.benchmarks.overoptimization.plans import Sizes
+from alpacafarm_env.benchmarks.overoptimization.runs import Sizes
 from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS, Treatment
 
 TINY = Sizes(

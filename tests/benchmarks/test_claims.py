@@ -8,15 +8,14 @@ import pytest
 from scipy.stats import spearmanr
 from written import rows_of
 
-from alpacafarm_env.benchmarks.method_ranking import command as method_ranking
-from alpacafarm_env.benchmarks.method_ranking.command import MethodRankingOptions
+from alpacafarm_env.benchmarks.experiment.engine import run as run_experiment
+from alpacafarm_env.benchmarks.method_ranking import plan as method_ranking
+from alpacafarm_env.benchmarks.method_ranking.plan import MethodRankingOptions
 from alpacafarm_env.benchmarks.methods.methods import METHODS
 from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
-from alpacafarm_env.benchmarks.win_rate_curve import command as win_rate_curve
-from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions
-from alpacafarm_env.benchmarks.win_rate_curve.plan import make_plans
-from alpacafarm_env.benchmarks.win_rate_curve.runs import run_seed
-from alpacafarm_env.benchmarks.win_rate_curve.summary import Choice, choose, compare, curves_of
+from alpacafarm_env.benchmarks.win_rate_curve import plan as win_rate_curve
+from alpacafarm_env.benchmarks.win_rate_curve.page import Choice, choose, compare, curves_of
+from alpacafarm_env.benchmarks.win_rate_curve.plan import WinRateCurveOptions, make_plans
 
 
 def assert_ppo_beats_sft(found, choice):
@@ -28,7 +27,7 @@ def assert_ppo_beats_sft(found, choice):
 
 def test_two_steps_of_ppo_beat_sft(tmp_path):
     plans = make_plans(WinRateCurveOptions(tmp_path, seeds=3, steps=2, evaluate_every=2, num_val=1, num_eval=201))
-    rows = [row for plan in plans for row in run_seed(plan, print) if row["split"] == "eval"]
+    rows = [row for plan in plans for row in run_experiment(plan, print) if row["split"] == "eval"]
     assert_ppo_beats_sft(curves_of(rows), Choice(dict.fromkeys(range(3), 2), "fixed"))
 
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks.experiment.evaluation import SCORES, Judges, evaluate, judges_of, missing_at, subset
-from alpacafarm_env.oracles.base import OracleError
+from alpacafarm_env.benchmarks.experiment.evaluation import SCORES, evaluate, judges_of, missing_at, subset
+from alpacafarm_env.oracles.base import Constant, OracleError
 
 
 class Fixed:
@@ -22,8 +22,9 @@ RESPONSES = ("a", "äö", "🙂🙂🙂")
 
 
 def test_values_and_means():
-    judges = Judges(Fixed(1.0, 2.0, 6.0), Fixed(-1.0, 0.0, 1.0), Fixed(1.0, 0.5, 0.0), Fixed(1.0, 1.0, 0.25))
-    found = evaluate(("i", "j", "k"), RESPONSES, judges, finished=[True, True, False])
+    values = (1.0, 2.0, 6.0), (-1.0, 0.0, 1.0), (1.0, 0.5, 0.0), (1.0, 1.0, 0.25)
+    judges = {name: Fixed(*each) for name, each in zip(SCORES, values, strict=True)}
+    found = evaluate(("i", "j", "k"), RESPONSES, judges, {"finished": [True, True, False]})
     assert found.means() == {
         "proxy": 3.0,
         "gold": 0.0,
@@ -32,37 +33,37 @@ def test_values_and_means():
         "length": 2.0,
         "finished": pytest.approx(2 / 3),
     }
-    assert found.length.tolist() == [1, 2, 3]  # code points, not bytes
-    assert found.scores["proxy"].tolist() == [1, 2, 6]
-    assert set(found.unscored().values()) == {0}
+    assert found.values["length"].tolist() == [1, 2, 3]  # code points, not bytes
+    assert found.values["proxy"].tolist() == [1, 2, 6]
     assert [oracle.calls for _, oracle in judges.items()] == [1, 1, 1, 1]
     assert len(found) == 3
 
 
 def test_a_missing_verdict_is_counted_and_left_out_of_the_mean():
-    found = evaluate(("i", "j", "k"), RESPONSES, Judges(win_rate_human=Fixed(1.0, math.nan, 0.0)))
+    found = evaluate(("i", "j", "k"), RESPONSES, {"win_rate_human": Fixed(1.0, math.nan, 0.0)})
     assert found.means()["win_rate_human"] == 50.0
-    assert found.unscored() == {"proxy": 3, "gold": 3, "win_rate_simulated": 3, "win_rate_human": 1}
+    assert found.per_response()["win_rate_human"] == [1.0, None, 0.0]
 
 
 def test_a_judge_that_does_not_exist_gives_nan_never_a_number():
-    means = evaluate(("i",), ("r",), Judges()).means()
+    means = evaluate(("i",), ("r",), dict.fromkeys(SCORES)).means()
     assert all(math.isnan(means[name]) for name in (*SCORES, "finished"))
     assert means["length"] == 1.0
-    assert all(math.isnan(value) for value in evaluate((), (), Judges(proxy=Fixed()), finished=[]).means().values())
+    nothing = evaluate((), (), {"proxy": Fixed()}, {"finished": []})
+    assert all(math.isnan(value) for value in nothing.means().values())
 
 
 def test_wrong_lengths_and_wrong_answers_are_told():
-    with pytest.raises(ValueError, match=r"\(2, 1, None\)"):
-        evaluate(("i", "j"), ("r",), Judges())
+    with pytest.raises(ValueError, match=r"\(2, 1, 1\)"):
+        evaluate(("i", "j"), ("r",), {})
     with pytest.raises(ValueError, match=r"\(1, 1, 2\)"):
-        evaluate(("i",), ("r",), Judges(), finished=[True, False])
+        evaluate(("i",), ("r",), {}, {"finished": [True, False]})
     with pytest.raises(OracleError):
-        evaluate(("i",), ("r",), Judges(gold=Fixed(1.0, 2.0)))
+        evaluate(("i",), ("r",), {"gold": Fixed(1.0, 2.0)})
 
 
 def test_outside_the_sandbox_there_is_a_proxy_only(tiny_dataset):
-    judges = judges_of(tiny_dataset, proxy={"name": "constant", "value": 2.0})
+    judges = judges_of(tiny_dataset, proxy=Constant(2.0))
     assert [name for name, oracle in judges.items() if oracle is None] == list(missing_at("recorded"))
     assert missing_at("sandbox") == ()
     assert evaluate(("i",), ("r",), judges).means()["proxy"] == 2.0

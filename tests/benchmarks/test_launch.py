@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.experiment.runs import MethodPlan
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_on_gpus.sh"
 RECORDER = """#!/usr/bin/env python3
@@ -38,7 +37,7 @@ def test_each_stage_starts_from_what_the_one_before_leaves(tmp_path, gpus):
     assert {(stage.data, stage.preset, stage.dry_run) for stage in (sft, reward, ppo)} == {
         ("data", "llama_7b_lora", False)
     }
-    left = MethodPlan(method="fine_tuning", seed=0, out=sft.folder, num_eval=1).folder / "policy"
+    left = sft.folder / "runs" / "fine_tuning-seed-0" / "policy"
     assert sft.policy == "model"
     assert reward.policy == ppo.policy == str(left)
     assert ppo.reward_model == str(reward.folder / "reward_model")

@@ -1,7 +1,6 @@
 """The figures of the ranking: the numbers behind the ink, and labels that cover nothing."""
 
 import math
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -10,8 +9,7 @@ from matplotlib.text import Annotation
 from method_worlds import Facts, summarize
 
 from alpacafarm_env.benchmarks.harness.plots import png
-from alpacafarm_env.benchmarks.harness.report import Provenance
-from alpacafarm_env.benchmarks.method_ranking.figures import draw_figures, draw_scatter, draw_win_rates
+from alpacafarm_env.benchmarks.method_ranking.page import draw_scatter, draw_win_rates
 
 WINS = {
     "sft": [(43, 44), (44, 45), (45, 43)],
@@ -73,15 +71,6 @@ def test_points_and_bars_are_means_and_standard_errors():
     assert segment[:, 0] == pytest.approx([44 - 1 / math.sqrt(3), 44 + 1 / math.sqrt(3)])
 
 
-def test_the_scatters_bars_are_called_one_thing():
-    where = Provenance("sandbox", "sandbox", "p", "r", 1, 100, 3, 0.7)
-    wins = {name: WINS[name] for name in ("sft", "ppo", "quark")}
-    drawn = draw_figures(summarize(wins), where)["human_against_simulated"]
-    for said in (drawn.caption, drawn.drawing.get_supxlabel()):
-        assert "standard error" in said
-        assert "interval" not in said
-
-
 def test_win_rates_best_first_with_intervals_and_published_values():
     summary = summarize(WINS, METHODS)
     figure = draw_win_rates(summary, "n = 100")
@@ -120,16 +109,3 @@ def test_one_seed_and_missing_methods_are_drawn_without_bars():
     assert all(each.get_suptitle().endswith("one seed, no bars") for each in (figure, scatter))
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["PPO", "SFT"]
     assert png(scatter) == png(draw_scatter(summary, ""))
-
-
-def test_long_titles_stay_inside_the_figure():
-    @dataclass(frozen=True)
-    class Titled(Facts):
-        @property
-        def title(self):
-            return f"{self.name}, a stand-in here"
-
-    figure = draw_win_rates(summarize(WINS, [Titled(name) for name in WINS]), "n = 100")
-    figure.draw_without_rendering()
-    boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
-    assert all(box.x0 >= 0 and box.x1 <= figure.axes[0].get_window_extent().x0 for box in boxes)

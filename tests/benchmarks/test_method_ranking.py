@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from written import rows_of
 
-from alpacafarm_env.benchmarks.experiment.runs import COLUMNS, answer
-from alpacafarm_env.benchmarks.harness.stored import check_settings
-from alpacafarm_env.benchmarks.method_ranking import command
-from alpacafarm_env.benchmarks.method_ranking.command import MethodRankingOptions
-from alpacafarm_env.benchmarks.methods.methods import METHODS, find_method
-from alpacafarm_env.errors import CheckpointError, UnknownNameError
+from alpacafarm_env.benchmarks.experiment.answering import answer
+from alpacafarm_env.benchmarks.experiment.engine import COLUMNS
+from alpacafarm_env.benchmarks.method_ranking import plan as command
+from alpacafarm_env.benchmarks.method_ranking.plan import MethodRankingOptions
+from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -56,15 +55,15 @@ def test_models_behind_an_api_and_sft_are_ranked(tmp_path, capsys):
 def test_a_finished_cell_is_not_run_again_nor_taken_with_other_verdicts(tmp_path, capsys, monkeypatch):
     assert rank(tmp_path, "gpt4") == 0
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
-    asked, run_method = [], command.run_method
-    monkeypatch.setattr(command, "run_method", lambda plan, tell: asked.append(plan.cell) or run_method(plan, tell))
+    asked, run = [], command.run_experiment
+    monkeypatch.setattr(command, "run_experiment", lambda plan, tell: asked.append(plan.cell) or run(plan, tell))
     assert rank(tmp_path, "gpt4", "davinci001") == 0
     assert asked == ["davinci001, seed 0"]
     after = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
     assert {name: after[name] for name in before} == before
-    answers = [tmp_path / "evaluations" / f"{method}-seed-0.json" for method in ("gpt4", "davinci001")]
+    answers = [tmp_path / "runs" / f"{method}-seed-0" / "evaluations" / "end.json" for method in ("gpt4", "davinci001")]
     answers[0].write_bytes(answers[1].read_bytes())
-    with pytest.raises(CheckpointError, match="gpt4-seed-0.json: expected 20 verdicts of mean win_rate_simulated"):
+    with pytest.raises(CheckpointError, match="end.json: expected 20 verdicts of mean win_rate_simulated"):
         rank(tmp_path, "gpt4", "davinci001")
 
 
@@ -104,24 +103,6 @@ def test_a_method_that_was_edited_is_another_one(tmp_path, capsys, monkeypatch):
     (tmp_path / "taken.py").write_text(OWN.format(name="ppo"))
     with pytest.raises(ValueError, match="got 'ppo', which is taken"):
         rank(tmp_path / "out", "taken:METHOD")
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [("METHOD = (", "SyntaxError"), ("raise RuntimeError('no licence')", "RuntimeError: no licence")],
-)
-def test_a_module_that_cannot_be_imported_is_told(tmp_path, monkeypatch, content, expected):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / f"own_{len(content)}.py").write_text(content)
-    with pytest.raises(UnknownNameError, match=expected):
-        find_method(f"own_{len(content)}:METHOD")
-
-
-def test_other_settings_of_a_cell_are_refused(tmp_path):
-    check_settings(tmp_path, {"seed": 0, "reward": "a"})
-    check_settings(tmp_path, {"seed": 0, "reward": "a"})
-    with pytest.raises(CheckpointError, match="reward was 'a', is 'b'"):
-        check_settings(tmp_path, {"seed": 0, "reward": "b"})
 
 
 class Asked:
@@ -190,10 +171,3 @@ def test_quick_changes_the_defaults_that_are_not_given():
     for arguments in ([], ["--out", "quick"]):
         options = MethodRankingOptions.parse(arguments)
         assert (options.quick, options.seeds, options.num_eval) == (False, 3, 805)
-
-
-def test_the_rows_of_the_papers_table_are_there():
-    published = {method.name: method.paper for method in METHODS if method.paper[0] is not None}
-    assert len(published) == 13
-    assert sorted(published, key=lambda name: -published[name][0])[:3] == ["gpt4", "chatgpt", "ppo"]
-    assert len({method.name for method in METHODS}) == len(METHODS)

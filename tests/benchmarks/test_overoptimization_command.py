@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -12,13 +11,13 @@ from written import rows_of
 
 from alpacafarm_env.benchmarks.harness import sources
 from alpacafarm_env.benchmarks.harness.stored import cell_file
-from alpacafarm_env.benchmarks.overoptimization import command as overoptimization
 from alpacafarm_env.benchmarks.overoptimization import page as overoptimization_page
-from alpacafarm_env.benchmarks.overoptimization import plans as overoptimization_plans
-from alpacafarm_env.benchmarks.overoptimization.command import OveroptimizationOptions, reward_models_of
-from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
+from alpacafarm_env.benchmarks.overoptimization import plan as overoptimization
+from alpacafarm_env.benchmarks.overoptimization import runs as overoptimization_runs
+from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS
 from alpacafarm_env.benchmarks.overoptimization.page import measured_by
-from alpacafarm_env.benchmarks.overoptimization.plans import Sizes, make_plans
+from alpacafarm_env.benchmarks.overoptimization.plan import OveroptimizationOptions, make_plans, reward_models_of
+from alpacafarm_env.benchmarks.overoptimization.runs import Sizes
 from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 
@@ -95,25 +94,20 @@ def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, o
         assert "25 % flips, long answers cost" in text
     assert re.search(r"num_labels</td><td[^>]*>64<", report)  # of the treatment's 10,000 labels those that it got
     assert "10,000" not in report
-    assert re.search(r"\[ *\d+%, .* left\] short_answers \(\w{8}\), ppo, seed 0: gold", shown.err)
+    assert re.search(r"\[ *\d+%, .* left\] short_answers \(\w{8}\), ppo, seed 0, step 2 of 2: proxy", shown.err)
     assert json.loads((out / "manifest.json").read_text())["complete"]
 
     # What is stored is not run again, and results of other settings are refused and stay.
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
-    monkeypatch.setattr(overoptimization, "run_plan", lambda plan, tell: pytest.fail(f"{plan.cell} runs again"))
+    for name in ("run_experiment", "run_best_of_n", "run_samples", "train_reward_model"):
+        monkeypatch.setattr(overoptimization, name, lambda plan, tell: pytest.fail(f"{plan.cell} runs again"))
     assert overoptimization.run(options_of(out, own)) == 0
-    find, other = overoptimization_plans.find_treatment, {"model.safetensors": "sha256:other"}
     with pytest.raises(CheckpointError, match=r"sizes.num_prompts was 3, is 2"):
         overoptimization.run(options_of(out, own, sizes=replace(TINY, num_prompts=2)))
-    changed = r"short_answers \(flip was 0.25, is 0.2, in .*\)\. Choose another --out"
-    for module, name, now, message in (
-        (overoptimization_plans, "find_treatment", lambda spec: replace(find(spec), flip=0.2), changed),
-        (sources, "hash_model", lambda folder: other, "model.safetensors of the sandbox's policy"),
-    ):
-        with monkeypatch.context() as context:
-            context.setattr(module, name, now)
-            with pytest.raises(CheckpointError, match=message):
-                overoptimization.run(options_of(out, own))
+    with monkeypatch.context() as context:
+        context.setattr(sources, "hash_model", lambda folder: {"model.safetensors": "sha256:other"})
+        with pytest.raises(CheckpointError, match="model.safetensors of the sandbox's policy"):
+            overoptimization.run(options_of(out, own))
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 
@@ -181,20 +175,12 @@ def test_a_wrapper_decides_what_is_trained_on_and_what_is_measured(tmp_path, own
 
 
 def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys, monkeypatch):
-    run_plan = overoptimization.run_plan
-
-    def fragile(plan, tell):
-        if plan.kind == "ppo":
-            raise RuntimeError("out of luck")
-        return run_plan(plan, tell)
+    def fail(plan, tell):
+        raise RuntimeError("out of luck")
 
     written = []
-    monkeypatch.setattr(overoptimization, "run_plan", fragile)
-    monkeypatch.setattr(
-        overoptimization,
-        "write_results",
-        lambda study, plans, rows: written.extend(rows["methods"]),
-    )
+    monkeypatch.setattr(overoptimization, "run_experiment", fail)
+    monkeypatch.setattr(overoptimization, "write_results", lambda study, runs, models, rows: written.extend(rows))
     assert overoptimization.run(options_of(tmp_path / "out", own)) == 1
     assert {row["method"] for row in written} == {"best_of_n"}
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -207,39 +193,39 @@ def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys,
 
 
 def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
-    def planned(treatments, methods, num_seeds, sizes=TINY):
-        return make_plans(treatments, methods, range(num_seeds), tmp_path, sizes).values()
-
-    models, samples, runs = planned([each.name for each in TREATMENTS], ("ppo", "best_of_n"), 5, Sizes())
-    assert (len(samples), len(runs)) == (5, 2 * 5 * len(TREATMENTS))
+    runs = make_plans(options_of(tmp_path, *(each.name for each in TREATMENTS), seeds=5, sizes=Sizes()))
+    models = list({model.cell: model for run in runs for model in run.members}.values())
+    assert len({run.cell for run in runs}) == len(runs) == 2 * 5 * len(TREATMENTS)
     assert len(models) == 5 * 10  # eight kinds of labels, and two more members of those of 25 %
-    assert len({plan.cell for plan in runs}) == len(runs)
-    assert len({plan.model for plan in models}) == len(models)
-    rows = [
-        {**vars(plan.labels), "member": plan.member, "seed": plan.seed, "accuracy_gold": place}
-        for place, plan in enumerate(models)
-    ]
-    found = {
+    assert len({model.target for model in models}) == len(models)
+    rows = [{**each.facts, "seed": each.seed, "accuracy_gold": place} for place, each in enumerate(models)]
+    used = {
         (row["treatment"], row["seed"], row["member"]): row["accuracy_gold"] for row in reward_models_of(runs, rows)
     }
-    assert len(found) == 5 * (8 + 3 * 3)
-    assert found["ann", 2, 0] == found["uwo_3", 2, 0] == found["wco_3", 2, 0]
-    assert len({found["uwo_3", 2, member] for member in range(3)}) == 3
+    assert len(used) == 5 * (8 + 3 * 3)
+    assert used["ann", 2, 0] == used["uwo_3", 2, 0] == used["wco_3", 2, 0]
+    assert len({used["uwo_3", 2, member] for member in range(3)}) == 3
     # As many instructions as there are, not as many as were asked for, are what is said to be measured.
     assert measured_by(["best_of_n"], Sizes(num_prompts=10_000), 1).num_instructions == {"best_of_n": 805}
-    assert [len(part) for part in planned(["none"], ("ppo",), 2)] == [2, 0, 2]
+    assert not make_plans(options_of(tmp_path, "gpt4_utility", methods=("dpo",)))
 
 
 def test_calls_for_some_methods_and_treatments_add_up_to_one_table(tmp_path):
-    (before,) = make_plans(["none"], ["quark"], [0], tmp_path, TINY)["methods"]
+    (before,) = make_plans(options_of(tmp_path, "none", methods=("quark",)))
     file = cell_file(tmp_path, before.cell)
     file.parent.mkdir()
     file.touch()
-    asked = make_plans(["ann"], ["best_of_n"], [0, 1], tmp_path, TINY)
-    cells = [(plan.treatment.name, plan.kind, plan.seed) for plan in asked["methods"]]
+    runs = make_plans(options_of(tmp_path, "ann", methods=("best_of_n",), seeds=2))
+    cells = [(run.treated.name, run.agent, run.seed) for run in runs]
     assert cells == [("ann", "best_of_n", 0), ("ann", "best_of_n", 1), ("none", "quark", 0)]
-    assert [plan.seed for plan in asked["samples"]] == [0, 1]
-    assert before not in make_plans(["ann"], ["best_of_n"], [1], tmp_path, TINY)["methods"]
+
+
+def test_a_treatment_whose_fields_change_is_another_cell(tmp_path, monkeypatch):
+    (before,) = make_plans(options_of(tmp_path, "ann", methods=("ppo",)))
+    find = overoptimization_runs.find_treatment
+    monkeypatch.setattr(overoptimization_runs, "find_treatment", lambda spec: replace(find(spec), flip=0.2))
+    (now,) = make_plans(options_of(tmp_path, "ann", methods=("ppo",)))
+    assert now.cell != before.cell
 
 
 def test_quick_changes_the_defaults_that_are_not_given():
@@ -252,19 +238,6 @@ def test_quick_changes_the_defaults_that_are_not_given():
     weak = OveroptimizationOptions.parse(["--kl-coef", "0.02"])
     assert weak.chosen_sizes == replace(Sizes(), kl_coef=0.02)
     assert len(OveroptimizationOptions().specs) == len(TREATMENTS)
-
-
-def test_help_does_not_wait_for_torch():
-    command = """
-import sys
-from alpacafarm_env.benchmarks.overoptimization.command import OveroptimizationOptions
-try:
-    OveroptimizationOptions.parse(["--help"])
-except SystemExit:
-    print("loaded:", *{"torch", "transformers", "matplotlib"} & sys.modules.keys())
-"""
-    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines()[-1] == "loaded:"
 
 
 @pytest.mark.parametrize(

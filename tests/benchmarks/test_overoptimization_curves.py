@@ -8,10 +8,10 @@ from overoptimization_worlds import FACTS, NS, START, STEPS, kls, study, true_ga
 from scipy import stats
 
 from alpacafarm_env.benchmarks.harness.estimates import Estimate, drop, holm, other_peaks
-from alpacafarm_env.benchmarks.overoptimization import analyse
-from alpacafarm_env.benchmarks.overoptimization.analyse import Results
-from alpacafarm_env.benchmarks.overoptimization.curves import (
+from alpacafarm_env.benchmarks.overoptimization import analysis
+from alpacafarm_env.benchmarks.overoptimization.analysis import (
     Curves,
+    Results,
     curves_of,
     fit,
     fit_mean,
@@ -112,7 +112,7 @@ def test_seeds_that_are_unequally_far_are_averaged_at_equal_distances():
 def test_members_of_an_ensemble_are_averaged_in_a_seed():
     same = {"treatment": "e", "num_trained": 64, "accuracy_judge": 0.5, "calibration_error": 0.1}
     rows = [{**same, "seed": s, "accuracy_gold": v} for s, v in [(0, 0.6), (0, 0.8), (1, 0.9), (1, None)]]
-    assert analyse.reward_models(rows).accuracy_gold.tolist() == pytest.approx([70, 90])
+    assert analysis.reward_models(rows).accuracy_gold.tolist() == pytest.approx([70, 90])
 
 
 def test_rows_become_curves_and_faulty_rows_are_refused():

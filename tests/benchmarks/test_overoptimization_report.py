@@ -4,15 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from overoptimization_worlds import FACTS, START, TRUTH, reward_models, study, true_gain
+from overoptimization_worlds import FACTS, TRUTH, reward_models, study, true_gain
 
 from alpacafarm_env.benchmarks.harness.study import write_csv
 from alpacafarm_env.benchmarks.overoptimization import figures
-from alpacafarm_env.benchmarks.overoptimization.analyse import Results
-from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS, gain_at
-from alpacafarm_env.benchmarks.overoptimization.page import NOWHERE, UNJUDGED, page, page_of, under
+from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS, Along, Results, cost, gain_at
+from alpacafarm_env.benchmarks.overoptimization.page import NOWHERE, UNJUDGED, page, page_of
 from alpacafarm_env.benchmarks.overoptimization.plans import Sizes
-from alpacafarm_env.benchmarks.overoptimization.ranges import Along, cost
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +35,6 @@ def test_one_treatment_and_one_seed_have_a_page_without_intervals(tmp_path):
     assert {*found.figures} == {"flips_against_kl_ppo"}
     (row,) = found.tables["falls"].rows
     assert row[8] == UNJUDGED
-
-
-@pytest.mark.parametrize("falling", [True, False])
-def test_whether_the_papers_figure_comes_out_is_read_from_win_rates(falling):
-    """Win rates of the made-up studies follow gold, but for noise; without noise they fall where gold does."""
-    rows = study({name: TRUTH[name] for name in ("none", "ann", "gpt4")}, noise=0.001)
-    for row in rows:
-        row["win_rate_simulated"] += 0 if falling else 100 * row["kl_exact"]
-    told = " ".join(page_of(Results(rows, FACTS), (), Sizes()).findings)
-    assert ("does not come out" in told) != falling
-
-
-def test_clean_labels_that_fall_are_named_under_the_figure():
-    rows = study({"none": 0.47, "ann": 0.47}, noise=0.001)
-    for row in rows:
-        if row["method"] == "best_of_n":
-            row["gold"] = START + row["kl_exact"]  # it rises to the end
-    results = Results(rows, FACTS)
-    assert (under(results, "none", fallen=True), under(results, "none", fallen=False)) == ("PPO", "best-of-n")
-    assert "PPO" in page_of(results, (), Sizes()).figures[figures.NOISE].caption
 
 
 def test_ranges_begin_where_it_was_measured():

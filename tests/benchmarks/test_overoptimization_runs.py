@@ -13,24 +13,26 @@ import torch
 from overoptimization_worlds import TINY
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.agents import ExpertIterationConfig, LanguageModel
+from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.agents.evaluation import exact_response_kl, sequence_kl
 from alpacafarm_env.agents.loop import keyed_generator
+from alpacafarm_env.benchmarks.experiment import engine, reward_models
+from alpacafarm_env.benchmarks.experiment.engine import read_evaluation
+from alpacafarm_env.benchmarks.experiment.engine import run as run_experiment
 from alpacafarm_env.benchmarks.experiment.reward_models import sample
-from alpacafarm_env.benchmarks.harness.stored import file_name
-from alpacafarm_env.benchmarks.overoptimization import policies
-from alpacafarm_env.benchmarks.overoptimization import run as overoptimization_run
-from alpacafarm_env.benchmarks.overoptimization.curves import COLUMNS
-from alpacafarm_env.benchmarks.overoptimization.plans import Plan, Sizes, make_plans
-from alpacafarm_env.benchmarks.overoptimization.run import (
+from alpacafarm_env.benchmarks.overoptimization import runs as overoptimization_runs
+from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS
+from alpacafarm_env.benchmarks.overoptimization.best_of_n import (
     best_rows,
     choose,
-    labelled,
-    read_evaluation,
     read_samples,
-    run_cell,
-    training_seed,
+    run_best_of_n,
+    run_samples,
+    samples_folder,
 )
+from alpacafarm_env.benchmarks.overoptimization.plan import table_row
+from alpacafarm_env.benchmarks.overoptimization.runs import TreatmentRun, changed
+from alpacafarm_env.benchmarks.overoptimization.runs import reward_model as reward_model_of
 from alpacafarm_env.benchmarks.overoptimization.treatments import Labels
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.oracles import RewardModel
@@ -62,24 +64,38 @@ def own(tmp_path, monkeypatch):
     return "own_rewards_of_runs:GOLD", "own_rewards_of_runs:LONG"
 
 
+def silent(news):
+    """Nobody is told."""
+
+
+def train(model):
+    return reward_models.train(model, silent)
+
+
+def without_seconds(rows):
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
 def run(plan):
-    return run_cell(plan, lambda news: None)
+    """The rows of a method, as the table has them."""
+    work = run_best_of_n if plan.agent == "best_of_n" else run_experiment
+    return [table_row(row) for row in work(plan, silent)]
 
 
 def reward_model(out, labels=LABELS, member=0, seed=0):
-    return Plan("reward_model", seed, out, TINY, labels, member)
+    return reward_model_of(labels, member, seed, out, TINY)
 
 
 def samples_of(out):
-    return Plan("samples", 0, out, TINY)
+    return best_of_n(out, "none")
 
 
 def best_of_n(out, treatment, sizes=TINY):
-    return Plan("best_of_n", 0, out, sizes, spec=treatment)
+    return TreatmentRun(agent="best_of_n", seed=0, out=out, sizes=sizes, treatment=treatment)
 
 
 def ppo(out, treatment):
-    return Plan("ppo", 0, out, TINY, spec=treatment)
+    return TreatmentRun(agent="ppo", seed=0, out=out, sizes=TINY, treatment=treatment)
 
 
 def files_of(folder, *names):
@@ -100,73 +116,65 @@ def stop(*args, **kwargs):
     raise Interrupted
 
 
-def test_sizes_say_what_is_measured_when():
-    assert Sizes().evaluated_steps == [0, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40]
-    assert Sizes.quick().evaluated_steps == [0, 3, 6]
-    assert Sizes().ns == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
-    assert Sizes(num_samples=6).ns == [1, 2, 4, 6]
-    assert Sizes(ppo_steps=3, often_until=10, often=2).evaluated_steps == [0, 2, 3]
-
-
 def test_a_reward_model_is_trained_measured_and_resumed(tmp_path, monkeypatch):
-    plan = reward_model(tmp_path / "whole", member=1)
-    (row,) = run(plan)
+    model = reward_model(tmp_path / "whole", member=1)
+    (row,) = train(model)
     assert (row["judge"], row["flip"], row["member"], row["num_pairs"]) == ("sim_eval", 0.25, 1, 16)
-    assert row["num_trained"] == len(labelled(plan)) <= 64
+    assert row["num_trained"] == len(model.pairs()) <= 64
     assert 0 <= row["accuracy_gold"] <= 1
     assert 0 <= row["calibration_error"] <= 1
 
-    again = replace(plan, out=tmp_path / "killed")
+    again = replace(model, out=tmp_path / "killed")
     with monkeypatch.context() as context:
-        context.setattr(overoptimization_run, "measure", stop)
+        context.setattr(reward_models, "measure", stop)
         with pytest.raises(Interrupted):
-            run(again)
+            train(again)
     with monkeypatch.context() as context:
-        context.setattr(overoptimization_run, "fit", stop)  # what is trained is not trained again
-        assert run(again) == [row]
-    weights = [(each.model / "model.safetensors").read_bytes() for each in (plan, again)]
+        context.setattr(reward_models, "fit", stop)  # what is trained is not trained again
+        assert without_seconds(train(again)) == without_seconds([row])
+    weights = [(each.target / "model.safetensors").read_bytes() for each in (model, again)]
     assert weights[0] == weights[1]
 
 
 def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
-    plans = [reward_model(tmp_path, member=member, seed=5) for member in range(3)]
-    assert len({training_seed(plan) for plan in plans}) == 3
-    assert training_seed(plans[0]) == 5
-    labels = [labelled(plan) for plan in plans]
-    assert labels[0] == labels[1] == labels[2]
-    assert labelled(replace(plans[0], seed=6)) != labels[0]
+    models = [reward_model(tmp_path, member=member, seed=5) for member in range(3)]
+    assert len({model.training_seed for model in models}) == 3
+    assert models[0].training_seed == 5
+    assert len({model.pairs() for model in models}) == 1
+    assert LABELS.pairs(6) != models[0].pairs()
 
 
 @pytest.mark.parametrize("start", [{"trunk": str(sandbox.REWARD_MODEL)}, {"layers": 1}])
 def test_a_unit_of_any_reward_is_its_spread_among_sft_s_answers_to_an_instruction(tmp_path, start):
-    plan = reward_model(tmp_path, replace(LABELS, **start))
-    run(plan)
+    model = reward_model(tmp_path, replace(LABELS, **start))
+    train(model)
     asked = sandbox.SANDBOX.instructions("val")[: TINY.num_val]
     answers = sample(LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=64), asked, "calibration", 4)
-    scores = RewardModel(plan.model).score([each for each in asked for _ in range(4)], answers).reshape(-1, 4)
+    scores = RewardModel(model.target).score([each for each in asked for _ in range(4)], answers).reshape(-1, 4)
     assert scores.mean() == pytest.approx(0, abs=1e-4)
     assert scores.var(axis=1, ddof=1).mean() == pytest.approx(1, abs=1e-4)
 
 
 def test_a_smaller_reward_model_keeps_the_first_layers(tmp_path):
-    plan = reward_model(tmp_path, Labels("sim_eval", 0.0, 64, layers=1))
-    run(plan)
+    model = reward_model(tmp_path, Labels("sim_eval", 0.0, 64, layers=1))
+    train(model)
     sizes = [
-        json.loads((folder / "config.json").read_text())["num_hidden_layers"] for folder in (sandbox.POLICY, plan.model)
+        json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+        for folder in (sandbox.POLICY, model.target)
     ]
     assert sizes == [3, 1]
     layer = LanguageModel.from_pretrained(next(tmp_path.rglob("trunk"))).model.model.layers[0].state_dict()
     first, *_, last = (each.state_dict() for each in LanguageModel.from_pretrained(sandbox.POLICY).model.model.layers)
     assert all(torch.equal(layer[name], first[name]) for name in first)
     assert not all(torch.equal(layer[name], last[name]) for name in last)
-    assert np.isfinite(RewardModel(plan.model).score(sandbox.SANDBOX.instructions("eval")[:2], ["Yes.", "No."])).all()
+    assert np.isfinite(RewardModel(model.target).score(sandbox.SANDBOX.instructions("eval")[:2], ["Yes.", "No."])).all()
     with pytest.raises(DataError, match="at most the 3 of .*, got 4"):
-        run(replace(plan, labels=replace(plan.labels, layers=4), out=tmp_path / "b"))
+        train(replace(model, layers=4, out=tmp_path / "b"))
 
 
 def test_samples_are_those_of_the_policy_and_judged(tmp_path):
     plan = samples_of(tmp_path / "a")
-    run(plan)
+    run_samples(plan, silent)
     found = read_samples(plan)
     assert found.index.shape == (3, 6)
     distinct = found.responses
@@ -175,14 +183,14 @@ def test_samples_are_those_of_the_policy_and_judged(tmp_path):
     assert (distinct.prompt.to_numpy()[found.index] == np.arange(3)[:, None]).all()
     np.testing.assert_array_equal(distinct.gold, GoldOracle().score(found.asked, list(distinct.text)))
     assert distinct.length.tolist() == distinct.text.str.len().tolist()
-    run(replace(plan, out=tmp_path / "b"))
+    run_samples(replace(plan, out=tmp_path / "b"), silent)
     assert files_of(tmp_path / "a", "samples") == files_of(tmp_path / "b", "samples")
     # The first samples of a larger study are those of a smaller one.
     few = replace(plan, out=tmp_path / "few", sizes=replace(TINY, num_samples=2))
-    run(few)
+    run_samples(few, silent)
     assert texts_of(read_samples(few)) == [row[:2] for row in texts_of(found)]
-    for damaged in (b"damaged", (plan.folder / "index.npy").read_bytes()):  # or another study's
-        (few.folder / "index.npy").write_bytes(damaged)
+    for damaged in (b"damaged", (samples_folder(plan) / "index.npy").read_bytes()):  # or another study's
+        (samples_folder(few) / "index.npy").write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"expected the samples of seed 0, got .* To draw them anew remove"):
             read_samples(few)
 
@@ -193,18 +201,18 @@ def texts_of(samples):
 
 def test_rows_of_best_of_n_are_the_means_over_all_sets_of_n(tmp_path, own):
     plan = best_of_n(tmp_path, own[1])
-    run(samples_of(tmp_path))
+    run_samples(samples_of(tmp_path), silent)
     samples = read_samples(samples_of(tmp_path))
     rng = np.random.default_rng(0)
     scores, spread = rng.normal(size=(2, len(samples.responses)))
     measures = samples.responses.drop(columns=["prompt", "text"]).assign(proxy=scores, disagreement=spread)
     rows = best_rows(plan, samples.index, measures)
-    assert [row["n"] for row in rows] == [1, 2, 4, 6]
+    assert [row["step"] for row in rows] == [1, 2, 4, 6]
     for row in rows:
         for name, values in measures.items():
             worth = []
             for pool in samples.index:
-                best = [max(chosen, key=lambda i: scores[i]) for chosen in combinations(pool.tolist(), row["n"])]
+                best = [max(chosen, key=lambda i: scores[i]) for chosen in combinations(pool.tolist(), row["step"])]
                 worth.append(np.mean([values[i] for i in best]))
             expected = np.mean(worth) * (100 if name.startswith("win_rate") else 1)
             assert row[name] == pytest.approx(expected, abs=1e-9)
@@ -225,7 +233,7 @@ def test_best_of_n_is_over_the_same_instructions_where_some_samples_have_no_verd
 
 
 def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own):
-    run(samples_of(tmp_path))
+    run_samples(samples_of(tmp_path), silent)
     plans = [best_of_n(tmp_path, name) for name in own]
     rows = [run(plan) for plan in plans]
     assert all(tuple(row) == COLUMNS for table in rows for row in table)
@@ -238,16 +246,16 @@ def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own)
     assert by_length["disagreement"] is None
     samples = read_samples(samples_of(tmp_path))
     stored = read_evaluation(plans[1], 6)
-    assert stored["responses"] == [max(row, key=len) for row in texts_of(samples)]
-    assert read_evaluation(plans[1], 1)["responses"] == [row[0] for row in texts_of(samples)]
-    assert stored["row"] == by_length
+    assert stored["splits"]["eval"]["responses"] == [max(row, key=len) for row in texts_of(samples)]
+    assert read_evaluation(plans[1], 1)["splits"]["eval"]["responses"] == [row[0] for row in texts_of(samples)]
+    assert table_row({**plans[1].facts, **stored["rows"][0]}) == by_length
     assert choose(samples.index, np.full(len(samples.responses), np.nan)).tolist() == samples.index[:, 0].tolist()
 
 
 def test_a_proxy_that_says_nothing_is_a_failed_cell_and_no_broken_report(tmp_path, own):
-    run(samples_of(tmp_path))
+    run_samples(samples_of(tmp_path), silent)
     with pytest.raises(
-        DataError, match="silent .*, best_of_n, seed 0, n = 1: expected a proxy of one response at least"
+        DataError, match="silent .*, best_of_n, seed 0, place 1: expected a proxy of one response at least"
     ):
         run(best_of_n(tmp_path, "own_rewards_of_runs:SILENT"))
 
@@ -260,7 +268,7 @@ def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_pa
         assert [row["step"] for row in table] == [0, 1, 3]
         assert table[0]["kl_exact"] == 0
         assert all(row["kl_exact"] > 0 for row in table[1:])
-    first, last = ([read_evaluation(plan, step) for plan in plans] for step in (0, 3))
+    first, last = ([read_evaluation(plan, step)["splits"]["eval"] for plan in plans] for step in (0, 3))
     assert first[0]["responses"] == first[1]["responses"]
     assert first[0]["instructions"] == last[0]["instructions"] == last[1]["instructions"]
     assert rows[0][0]["gold"] == rows[1][0]["gold"] == rows[0][0]["proxy"]
@@ -270,30 +278,26 @@ def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "treatment"), [("ppo", "uwo_3"), ("quark", "ann"), ("expert_iteration", "ann"), ("dpo", "ann")]
+    ("method", "treatment"), [("ppo", "uwo_3"), ("quark", "ann"), ("expert_iteration", "ann"), ("dpo", "ann")]
 )
-def test_a_method_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path, monkeypatch, kind, treatment):
-    sizes = replace(TINY, ppo_steps=12) if kind == "expert_iteration" else TINY  # two rounds
-    whole, killed = (Plan(kind, 0, tmp_path / name, sizes, spec=treatment) for name in ("whole", "killed"))
-    for model in whole.reward_models():
-        run(model)
+def test_an_interrupted_method_ends_with_the_same_bytes(tmp_path, monkeypatch, method, treatment):
+    sizes = replace(TINY, ppo_steps=12) if method == "expert_iteration" else TINY  # two rounds
+    often = lambda *given: tuple({**dict(changed(*given)), "save_every": 2}.items())
+    monkeypatch.setattr(overoptimization_runs, "changed", often)
+    same = {"agent": method, "seed": 0, "sizes": sizes, "treatment": treatment}
+    whole, killed = (TreatmentRun(out=tmp_path / name, **same) for name in ("whole", "killed"))
+    for model in whole.members:
+        train(model)
     shutil.copytree(whole.out / "reward_models", killed.out / "reward_models")
-    config, evaluate_policy = policies.CONFIGS[kind], overoptimization_run.evaluate_policy
-    monkeypatch.setitem(policies.CONFIGS, kind, lambda sizes: saving_often(config(sizes)))
     rows = run(whole)
-    start, *later = policies.evaluated(kind, sizes)
-    assert [row["step"] for row in rows] == [start, *later]
+    assert tuple(row["step"] for row in rows) == whole.places
     assert rows[0]["kl_exact"] == 0
     assert all(row["kl_exact"] > 0 for row in rows[1:])
-    for place in later:  # between checkpoints, and after the last one but before its evaluation
+    write = engine.write_evaluation
+    for place in whole.places[1:]:  # between checkpoints, and after the last one but before its evaluation
         with monkeypatch.context() as context:
-            context.setattr(
-                overoptimization_run,
-                "evaluate_policy",
-                lambda plan, policy, proxy, now, place=place: (
-                    stop() if now == place else evaluate_policy(plan, policy, proxy, now)
-                ),
-            )
+            stopping = lambda plan, now, *content, at=place: stop() if now == at else write(plan, now, *content)
+            context.setattr(engine, "write_evaluation", stopping)
             with pytest.raises(Interrupted):
                 run(killed)
     assert run(killed) == rows
@@ -303,45 +307,19 @@ def test_a_method_goes_on_after_interrupts_and_ends_with_the_same_bytes(tmp_path
 
     # A run that is removed takes what was measured of it along: no curve is of two runs.
     shutil.rmtree(killed.folder)
-    with monkeypatch.context() as context:
-        context.setattr(overoptimization_run, "evaluate_policy", stop)
-        with pytest.raises(Interrupted):
-            run(killed)
     with pytest.raises(CheckpointError, match=r"step-00000\.json.* remove .*seed-0"):
         read_evaluation(killed, 0)
 
 
-def saving_often(config):
-    if isinstance(config, ExpertIterationConfig):
-        return replace(config, sft=replace(config.sft, save_every=2))
-    return replace(config, save_every=2)
-
-
 def test_dpo_learns_from_its_treatment_s_labels_and_from_no_reward(tmp_path):
     """Two treatments of equal labels and other rewards have one policy of DPO; one without labels has none."""
-    plans = [Plan("dpo", 0, tmp_path, TINY, spec=treatment) for treatment in ("ann", "uwo_3")]
-    for model in plans[1].reward_models():
-        run(model)
+    same = {"agent": "dpo", "seed": 0, "out": tmp_path, "sizes": TINY}
+    plans = [TreatmentRun(**same, treatment=treatment) for treatment in ("ann", "uwo_3")]
+    for model in plans[1].members:
+        train(model)
     first, second = (run(plan)[-1] for plan in plans)
     assert first["gold"] == second["gold"]
     assert first["proxy"] != second["proxy"]
-    assert not make_plans(["gpt4_utility"], ["dpo"], [0], tmp_path, TINY)["methods"]
-
-
-def test_a_run_keeps_its_name_though_its_source_is_edited_meanwhile(tmp_path, own, monkeypatch):
-    evaluate_policy = overoptimization_run.evaluate_policy
-
-    def edit(*args):
-        evaluate_policy(*args)
-        (tmp_path / "own_rewards_of_runs.py").write_text(OWN + "# edited")
-
-    monkeypatch.setattr(overoptimization_run, "evaluate_policy", edit)
-    plan = ppo(tmp_path, own[1])
-    assert [row["step"] for row in run(plan)] == [0, 1, 3]
-    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == [file_name(plan.cell)]
-    assert plan.cell == ppo(tmp_path, own[1]).cell  # what is loaded is still the first one
-    monkeypatch.delitem(sys.modules, "own_rewards_of_runs")
-    assert plan.cell != ppo(tmp_path, own[1]).cell
 
 
 def test_the_kl_is_that_of_the_sampled_responses():
@@ -363,11 +341,13 @@ def test_the_kl_is_that_of_the_sampled_responses():
 
 
 def test_other_settings_and_missing_reward_models_are_told(tmp_path, own):
-    with pytest.raises(DataError, match=r"ann, ppo, seed 0: expected its reward models, found none for: reward model"):
+    with pytest.raises(
+        DataError, match=r"ann .*, ppo, seed 0: expected its reward models, found none for: reward model"
+    ):
         run(ppo(tmp_path, "ann"))
     with pytest.raises(CheckpointError, match="expected the samples of seed 0, got"):
         run(best_of_n(tmp_path, own[0]))
-    run(samples_of(tmp_path))
+    run_samples(samples_of(tmp_path), silent)
     run(best_of_n(tmp_path, own[0]))
     with pytest.raises(CheckpointError, match="made with other settings"):
         run(best_of_n(tmp_path, own[0], replace(TINY, num_eval=5)))

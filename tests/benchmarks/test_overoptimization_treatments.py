@@ -2,7 +2,6 @@
 
 import importlib
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from gymnasium.vector import VectorWrapper
 from alpacafarm_env import sandbox
 from alpacafarm_env.benchmarks.overoptimization import treatments as overoptimization_treatments
 from alpacafarm_env.benchmarks.overoptimization.treatments import (
-    TREATMENTS,
     EnvOracle,
     Labels,
     SeedInputs,
@@ -20,7 +18,7 @@ from alpacafarm_env.benchmarks.overoptimization.treatments import (
     sft_answers,
 )
 from alpacafarm_env.errors import UnknownNameError
-from alpacafarm_env.oracles import Constant, OracleError, make_oracle
+from alpacafarm_env.oracles import Constant, make_oracle
 from alpacafarm_env.oracles.base import Verdicts, judge
 
 EVAL = sandbox.SANDBOX.instructions("eval")[:7]
@@ -66,22 +64,6 @@ class TwoMinds:
 
     def score(self, instructions, responses):
         return self.judge(instructions, responses).scores
-
-
-def test_the_sweep_varies_noise_labels_sizes_and_ensembles():
-    assert len({treatment.name for treatment in TREATMENTS}) == len(TREATMENTS)
-    flips = {t.flip for t in TREATMENTS if (t.judge, t.num_labels, t.members) == ("sim_eval", 2_000, 1)}
-    assert flips == {0.0, 0.175, 0.25, 0.35}
-    assert {t.num_labels for t in TREATMENTS} == {2_000, 10_000}
-    assert {t.layers for t in TREATMENTS} == {None, 1}
-    assert {t.members for t in TREATMENTS} == {0, 1, 3}
-    assert {t.judge for t in TREATMENTS} == {"sim_eval", "sim_gpt4", "human"}
-    assert {t.combine for t in TREATMENTS if t.members == 3} == {"mean", "min", "uwo"}
-    # Those that differ in the combination share their labels.
-    assert len({find_treatment(name).labels(2_000) for name in ("ann", "mean_3", "wco_3", "uwo_3")}) == 1
-    assert find_treatment("none").labels(2_000) != find_treatment("ann").labels(2_000)
-    assert find_treatment("labels_10000").labels(500).num_labels == 500
-    assert find_treatment("labels_10000").labels(20_000).num_labels == 10_000
 
 
 def test_the_annotator_s_own_utility_needs_no_reward_model():
@@ -157,24 +139,6 @@ def test_a_wrapper_decides_in_training_and_in_scoring(own):
     np.testing.assert_array_equal(bare_scores, model.score(EVAL, TEXTS))
 
 
-@pytest.mark.parametrize(
-    ("reward", "got"),
-    [
-        (lambda rewards: rewards.mean(), "shape ()"),
-        (lambda rewards: [None] * len(rewards), "dtype object"),
-    ],
-)
-def test_a_wrapper_gives_a_reward_each(reward, got):
-    class Misshapen(VectorWrapper):
-        def step(self, actions):
-            observations, rewards, *rest = self.env.step(actions)
-            return observations, reward(rewards), *rest
-
-    proxy = Treatment("odd", "Odd", wrap=Misshapen).proxy(SHIPPED)
-    with pytest.raises(OracleError, match="The reward of 'odd' .* must answer .*" + re.escape(got)):
-        judge(proxy, EVAL, TEXTS)
-
-
 @pytest.mark.parametrize("slots", [1, 3, 7, 100])
 def test_stepping_scores_each_response_to_its_own_instruction(slots, monkeypatch):
     monkeypatch.setattr(overoptimization_treatments, "SLOTS", slots)
@@ -241,18 +205,6 @@ def test_a_wrong_field_is_named(changes, expected):
     assert Treatment("x", "X", combine="min", level_samples=2).settings() == Treatment("x", "X").settings()
     three = [Treatment("x", "X", members=3, level_samples=num).settings() for num in (2, 4)]
     assert three[0] != three[1]
-
-
-def test_labels_have_a_name_of_their_own_for_every_difference(tmp_path):
-    for name in ("small", "large"):
-        (tmp_path / name / "trunk").mkdir(parents=True)
-        (tmp_path / name / "trunk" / "config.json").write_text(name)
-    plain = Labels("sim_eval", 0.25, 100)
-    changes = [{"flip": 0.0}, {"flip": 0.2500001}, {"judge": "human"}, {"num_labels": 10}, {"layers": 1}, {"layers": 2}]
-    changes += [{"trunk": str(tmp_path / name / "trunk")} for name in ("small", "large")]
-    names = [plain.name, *(replace(plain, **each).name for each in changes)]
-    assert len(set(names)) == len(names)
-    assert names[1] == "sim_eval, flip 0, 100 labels"
 
 
 def test_a_trunk_is_known_by_its_weights(tmp_path):

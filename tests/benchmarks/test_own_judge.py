@@ -10,7 +10,7 @@ from written import rows_of
 
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks.experiment.own_judge import judge_content, judge_settings, make_own_judge
-from alpacafarm_env.benchmarks.win_rate_curve.command import WinRateCurveOptions, run
+from alpacafarm_env.benchmarks.win_rate_curve.plan import WinRateCurveOptions, run
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import AlpacaFarmError, CheckpointError, DataError
 from alpacafarm_env.folders import hash_model
@@ -57,7 +57,7 @@ def test_a_reward_model_held_out_gives_the_share_above_the_reference(options, ow
     out = options.out
     table = rows_of(out)
     assert list(table[0])[-1] == "win_rate"
-    stored = json.loads((out / "runs" / "seed-0" / "evaluations" / "step-00001.json").read_text())["eval"]
+    stored = json.loads((out / "runs" / "seed-0" / "evaluations" / "step-00001.json").read_text())["splits"]["eval"]
     data, oracle = load_dataset(own_data), RewardModel(held_out)
     base = dict(zip(data.instructions("eval"), data.references("eval"), strict=True))
     asked = [next(each for each in base if each == text) for text in stored["instructions"]]  # with their input apart

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import alpacafarm_env
+from alpacafarm_env.benchmarks.experiment.engine import Experiment, run
 from alpacafarm_env.benchmarks.experiment.own_judge import judge_content, judge_settings, make_own_judge
-from alpacafarm_env.benchmarks.experiment.runs import MethodPlan, run_method
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.plugins import source_hash, source_mark
@@ -60,12 +60,12 @@ def test_a_hash_is_of_the_script_that_is_run(tmp_path):
 
 
 def test_a_method_edited_after_its_plan_was_made_is_refused(file, tmp_path, monkeypatch):
-    plan = MethodPlan(method="marked_methods:A", feedback="simulated", seed=0, out=tmp_path, quick=True, num_eval=5)
+    plan = Experiment(cell="mine", agent="marked_methods:A", seed=0, out=tmp_path, quick=True)
     assert "mark" not in plan.settings()
     file.write_text(SOURCE + "# edited\n")
     monkeypatch.delitem(sys.modules, "marked_methods")  # as in a process that is started now
     with pytest.raises(CheckpointError, match="edited"):
-        run_method(plan, print)
+        run(plan, print)
     assert not (tmp_path / "runs").exists()
 
 

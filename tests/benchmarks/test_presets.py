@@ -1,7 +1,5 @@
 """Presets and options: what an agent's config gets, and whose word counts."""
 
-import json
-from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +10,7 @@ from transformers import LlamaConfig
 from alpacafarm_env import agents, sandbox
 from alpacafarm_env.agents import processes
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.methods.agent_options import OPTIONS, with_options
+from alpacafarm_env.benchmarks.methods.agent_options import with_options
 from alpacafarm_env.benchmarks.methods.job import Job, lora_settings
 from alpacafarm_env.benchmarks.methods.methods import BY_NAME
 from alpacafarm_env.benchmarks.methods.presets import PRESETS
@@ -88,32 +86,6 @@ def test_the_preset_follows_the_policy_s_size_and_the_device(own, monkeypatch, s
     assert own("ppo", shape, "--preset", "paper").job().preset == "paper"
 
 
-def test_a_small_model_on_a_cpu_learns_in_small_batches(own, tmp_path):
-    made = own("ppo", SMALL).job()
-    assert (made.lora, made.dtype) == (8, "float32")
-    assert made.config(agents.PPOConfig).rollout_batch_size <= 64
-    assert all(made.config(preset).batch_size <= 64 for preset in (agents.DPOConfig, agents.RewardModelingConfig))
-    given = own("dpo", SMALL, "--epochs", "5", "--batch-size", "7", "--lora", "0").job()
-    config = given.config(agents.DPOConfig)
-    assert (config.epochs, config.batch_size, given.lora) == (5, 7, 0)
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "policy")}))
-    made = own("dpo", SMALL, folder=adapter).job()
-    assert (made.preset, made.lora) == ("small_cpu", 0)  # by its base; its own rank stays
-
-
-def test_a_preset_that_is_chosen_is_told_in_one_line(own, capsys):
-    assert own("ppo", SMALL, "--batch-size", "9").settled().preset == "small_cpu"
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "small_cpu" in line
-    assert "rollout batch size 32" in line
-    assert ", batch size" not in line  # it is given
-    own("ppo", SMALL, "--preset", "paper").settled()
-    assert train.parse(["ppo"]).settled().preset == "sandbox"
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize("preset", ["llama_7b_lora", "small_chat"])
 def test_a_preset_s_value_beside_an_adapter_is_for_policies_that_have_one(tmp_path, preset):
     def value(**options):
@@ -125,18 +97,6 @@ def test_a_preset_s_value_beside_an_adapter_is_for_policies_that_have_one(tmp_pa
         value(lora=0, changed=(("value", "adapter"),))
     (tmp_path / "adapter_config.json").write_text("{}")
     assert value(sft=str(tmp_path)) == "adapter"
-
-
-def test_a_policy_that_is_an_adapter_gets_no_second_one(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert job(tmp_path, preset="llama_7b_lora", sft=str(tmp_path)).lora == 0
-    assert job(tmp_path, preset="llama_7b_lora", sft=str(tmp_path), lora=4).lora == 4  # refused where it is loaded
-
-
-def test_a_reward_model_is_read_in_the_dtype_that_is_asked_for(tmp_path):
-    assert job(tmp_path, reward="sandbox").reward_spec == "surrogate"
-    spec = job(tmp_path, reward="folder", reward_dtype="bfloat16").reward_spec
-    assert spec == {"reward_model": "folder", "dtype": "bfloat16"}
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +141,3 @@ def test_what_may_change_on_a_resume_is_no_part_of_a_run(tmp_path):
         for more in (["--micro-batch-tokens", "512"], ["--learning-rate", "0.1"])
     )
     assert (small, other) == ({}, {"learning_rate": 0.1})
-
-
-def test_options_are_fields_of_some_config():
-    known = {each.name for preset in (*CONFIGS, agents.BestOfNConfig) for each in fields(preset)}
-    coming = {"value", "sharding"}
-    assert set(OPTIONS.values()) - coming <= known

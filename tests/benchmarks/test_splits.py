@@ -8,7 +8,7 @@ import pytest
 from written import rows_of
 
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.experiment.own_reward_model import hold_out
+from alpacafarm_env.benchmarks.experiment.reward_models import hold_out
 from alpacafarm_env.benchmarks.methods.job import Job
 from alpacafarm_env.benchmarks.methods.methods import BY_NAME, REWARD_MODELING, check_splits, find_method
 from alpacafarm_env.data import FolderDataset, load_dataset

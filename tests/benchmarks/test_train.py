@@ -14,7 +14,7 @@ from alpacafarm_env.__main__ import main
 from alpacafarm_env.agents import LanguageModel, tracking
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.experiment.runs import MethodPlan, run_method
+from alpacafarm_env.benchmarks.experiment.engine import Experiment, run
 from alpacafarm_env.benchmarks.methods.job import Job
 from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
 
@@ -44,37 +44,27 @@ def test_it_trains_answers_saves_and_resumes(tmp_path, capsys, monkeypatch):
     assert "DPO, simulated feedback, seed 0" in capsys.readouterr().out
     row = row_of(tmp_path)
     assert (row["method"], row["feedback"], row["seed"]) == ("dpo", "simulated", "0")
-    run, stored = (tmp_path / name / "dpo-simulated-seed-0" for name in ("runs", "evaluations"))
-    answers = json.loads(stored.with_suffix(".json").read_text())
-    assert len(answers["responses"]) == 20
+    run = tmp_path / "runs" / "dpo-simulated-seed-0"
+    stored = run / "evaluations" / "end.json"
+    answers = stored.read_text()
+    assert len(json.loads(answers)["splits"]["eval"]["responses"]) == 20
     trained = LanguageModel.from_pretrained(run / "policy", max_response_tokens=64)
     assert trained.encode_prompts(["Name a tree"])
     assert all(re.fullmatch(r"[\w.=+-]+", path.name) for path in tmp_path.rglob("*"))  # no shell minds
     steps = (run / "metrics.jsonl").read_text()
     assert train.run(train.parse(arguments)) == 0  # nothing is left to train; it answers and says so again
     assert (run / "metrics.jsonl").read_text() == steps
-    assert json.loads(stored.with_suffix(".json").read_text()) == answers
+    assert stored.read_text() == answers
 
 
 def test_seconds_and_tokens_of_an_interrupted_run_are_added_up(tmp_path):
-    plan = MethodPlan(method="gpt4", seed=0, out=tmp_path, quick=True, num_eval=5)
+    plan = Experiment(cell="gpt4", agent="gpt4", seed=0, out=tmp_path, quick=True, splits=(("eval", 5),))
     plan.folder.mkdir(parents=True)
     (plan.folder / "seconds.json").write_text('{"seconds": 1000.0}')
     (plan.folder / "metrics.jsonl").write_text('{"step": 1, "tokens": 77.0}\n')
-    rows = run_method(plan, lambda news: None)
-    assert [row["feedback"] for row in rows] == ["simulated", "human"]
-    assert 1000 <= rows[0]["seconds"] < 1060
-    assert rows[0]["tokens"] == 77
-
-
-def test_labels_follow_feedback_and_seed(tmp_path):
-    kinds = [(feedback, seed) for feedback in ("simulated", "human") for seed in (0, 1)]
-    jobs = [Job(seed=seed, folder=tmp_path, feedback=feedback) for feedback, seed in kinds]
-    labels = [tuple(pair.preference for pair in job.preferences()) for job in jobs]
-    for i, first in enumerate(labels):
-        for second in labels[:i]:
-            share = sum(a == b for a, b in zip(first, second, strict=True)) / len(first)
-            assert 0.5 < share < 0.8  # they agree more than coins do, and none is a copy
+    (row,) = run(plan, lambda news: None)
+    assert 1000 <= row["seconds"] < 1060
+    assert row["tokens"] == 77
 
 
 @pytest.mark.parametrize(
@@ -268,14 +258,6 @@ def test_only_what_can_be_trained_is_a_method():
         with pytest.raises(UnknownNameError, match=re.escape(meant)):
             train.parse([name])
     assert train.parse(["Best-Of-N"]).method == "best_of_n"
-
-
-def test_a_folder_is_named_after_method_data_policy_and_seed():
-    own = ["--dataset", "some/my data, new", "--policy", "org/smollm2"]
-    folder = train.parse(["dpo", *own, "--seed", "3", "--quick"]).folder
-    assert folder == Path("results/train/dpo-my-data-new-smollm2-3-quick")
-    assert train.parse(["reward_modeling", *own]).folder == Path("results/train/reward_modeling-my-data-new-smollm2-0")
-    assert train.parse(["ppo", "--feedback", "human"]).folder == Path("results/train/ppo-human-0")
 
 
 def test_a_folder_is_of_one_run_alone(own, own_data, tmp_path):

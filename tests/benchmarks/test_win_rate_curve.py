@@ -11,27 +11,32 @@ from safetensors.torch import load_file, save_file
 from written import rows_of
 
 from alpacafarm_env.agents import PPOConfig, evaluation
-from alpacafarm_env.benchmarks.win_rate_curve import runs
-from alpacafarm_env.benchmarks.win_rate_curve.command import run
-from alpacafarm_env.benchmarks.win_rate_curve.plan import RunPlan, WinRateCurveOptions, make_plans
+from alpacafarm_env.benchmarks.experiment import engine
+from alpacafarm_env.benchmarks.experiment.engine import Experiment
+from alpacafarm_env.benchmarks.harness.study import run_command
+from alpacafarm_env.benchmarks.methods import job, presets
+from alpacafarm_env.benchmarks.win_rate_curve.plan import WinRateCurveOptions, make_plans, run
 from alpacafarm_env.errors import CheckpointError, DataError
 
 COLUMNS = ["seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished"]
 
 
+RESPONSE = 6
+
+
 @pytest.fixture
 def options(own_data, own_models, tmp_path, monkeypatch):
     """Three steps of eight short responses, evaluated after 0, 2 and 3 steps, two seeds, in this process."""
-
-    def config(plan):
-        sizes = {"rollout_batch_size": 8, "minibatch_size": 4, "max_response_tokens": 6, "learning_rate": 3e-3}
-        return PPOConfig(total_steps=plan.steps, save_every=plan.evaluate_every, **sizes)
-
-    monkeypatch.setattr(RunPlan, "ppo_config", config)
-    policy, reward_model = map(str, own_models)
+    short = {"sandbox": replace(presets.PRESETS["sandbox"], max_response_tokens=RESPONSE)}
+    monkeypatch.setattr(job, "PRESETS", {**presets.PRESETS, **short})
+    fields = {"max_response_tokens": RESPONSE}
+    monkeypatch.setattr(
+        PPOConfig, "sandbox", classmethod(lambda cls, real=PPOConfig.sandbox: replace(real(), **fields))
+    )
+    models = {"policy": str(own_models[0]), "reward_model": str(own_models[1])}
     sizes = {"seeds": 2, "steps": 3, "evaluate_every": 2, "num_val": 4, "num_eval": 9, "processes": 1}
-    out = tmp_path / "out"
-    return WinRateCurveOptions(out=out, data=str(own_data), policy=policy, reward_model=reward_model, **sizes)
+    ppo = {"rollout_batch_size": 8, "minibatch_size": 4, "learning_rate": 3e-3, "preset": "sandbox"}
+    return WinRateCurveOptions(out=tmp_path / "out", data=str(own_data), **models, **sizes, **ppo)
 
 
 def test_the_whole_command(options, capsys, monkeypatch):
@@ -59,7 +64,7 @@ def test_the_whole_command(options, capsys, monkeypatch):
     assert "seed 1, step 3 of 3: proxy" in printed.err
 
     # A second call trains nothing and changes no table.
-    monkeypatch.setattr(runs, "make_agent", None)
+    monkeypatch.setattr(Experiment, "settings", None)
     before = (out / "table.csv").read_bytes()
     assert run(options) == 0
     assert (out / "table.csv").read_bytes() == before
@@ -91,7 +96,7 @@ def test_no_table_is_over_two_policies_reward_models_or_data(options, tmp_path, 
     assert [row["seed"] for row in rows_of(first.out)] == ["0", "0", "1", "1"]
 
 
-def test_a_folder_has_the_numbers_of_instructions_that_there_are_and_one_setting(options):
+def test_a_folder_has_one_setting_and_the_instructions_there_are(options):
     run(replace(options, seeds=1, steps=1, num_eval=100_000))
     manifest = json.loads((options.out / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["config"]["num_val"], manifest["config"]["num_eval"]) == (4, 16)
@@ -104,42 +109,41 @@ def test_a_damaged_evaluation_is_named(options):
     options = replace(options, seeds=1, steps=1)
     assert run(options) == 0
     file = make_plans(options)[0].evaluation_file(1)
-    for content in ("", "[1]", "{}", '{"rows": [{"a": 1}], "unscored": {}, "eval": {}}', None):
+    for content in ("", "[1]", "{}", '{"rows": [{"a": 1}], "splits": {}}', None):
         file.unlink() if content is None else file.write_text(content, encoding="utf-8")
         with pytest.raises(CheckpointError, match=r"step-00001\.json.*remove .*seed-0"):
             run(options)
 
 
-def test_an_interrupted_seed_continues_and_ends_as_if_it_had_not_been(options, tmp_path, monkeypatch):
-    plan, whole = make_plans(options)[0], tmp_path / "whole"
-    told = []
-    rows = runs.run_seed(plan, told.append)
-    plan.job.folder.rename(whole)
-    evaluate_policy = runs.evaluate_policy
+def test_an_interrupted_seed_continues_with_the_same_bytes(options, tmp_path, monkeypatch):
+    plan, whole, told = make_plans(options)[0], tmp_path / "whole", []
+    rows = engine.run(plan, told.append)
+    plan.folder.rename(whole)
+    write = engine.write_evaluation
 
-    def stop(plan, agent, judges, step):
-        if step == 2:  # its checkpoint is on disk already, its evaluation is not
+    def stop(plan, place, *content):
+        if place == 2:  # its checkpoint is on disk already, its evaluation is not
             raise KeyboardInterrupt
-        return evaluate_policy(plan, agent, judges, step)
+        write(plan, place, *content)
 
-    monkeypatch.setattr(runs, "evaluate_policy", stop)
-    with pytest.raises(KeyboardInterrupt):
-        runs.run_seed(plan, told.append)
-    monkeypatch.setattr(runs, "evaluate_policy", evaluate_policy)
-    told.clear()
-    assert json.dumps(runs.run_seed(plan, told.append)) == json.dumps(rows)
-    assert told[0].done == plan.units_done(2) - plan.num_val - plan.num_eval
-    assert told[-1].done == plan.units_done(plan.steps)
+    with monkeypatch.context() as context:
+        context.setattr(engine, "write_evaluation", stop)
+        with pytest.raises(KeyboardInterrupt):
+            engine.run(plan, told.append)
+    again = engine.run(plan, told.append)
+    assert [{**row, "seconds": 0} for row in again] == [{**row, "seconds": 0} for row in rows]
     for path in sorted((whole / "evaluations").iterdir()):
-        assert (plan.job.folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
+        assert (plan.folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
+    with pytest.raises(CheckpointError, match="num_eval|splits"):
+        engine.run(replace(plan, splits=(("val", 4), ("eval", 3))), told.append)
 
 
-def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_numbers(options):
+def test_evaluations_of_a_seed_share_their_random_numbers(options):
     plan = make_plans(options)[0]
-    agent, instructions = runs.make_agent(plan), plan.job.data.instructions("eval")
+    policy, instructions = plan.policy(), plan.data.instructions("eval")
 
     def texts(seed, split):
-        return evaluation.answer(agent.policy, instructions, seed=seed, split=split, temperature=0.7).texts
+        return evaluation.answer(policy, instructions, seed=seed, split=split, temperature=0.7).texts
 
     assert texts(0, "eval") == texts(0, "eval")
     assert texts(0, "eval") != texts(1, "eval")
@@ -148,46 +152,34 @@ def test_every_evaluation_of_a_seed_sees_the_same_instructions_and_random_number
 
 def test_kl_is_of_the_tempered_distributions(options):
     plan = make_plans(options)[0]
-    policy, instructions = runs.make_agent(plan).policy, plan.job.data.instructions("eval")
-    assert policy.model.lm_head.weight is not policy.reference.lm_head.weight
+    policy = plan.policy()
+    policy.add_reference()
     policy.model.lm_head.weight.data *= 1.3
     seeded = torch.Generator().manual_seed(0)
-    rollouts = policy.generate(instructions, generator=seeded, temperature=0.7, max_new_tokens=5)
-    found = evaluation.sequence_kl(policy, rollouts, 0.7, max_tokens=64)
+    rollouts = policy.generate(plan.data.instructions("eval"), generator=seeded, temperature=0.7, max_new_tokens=5)
+    kl = evaluation.sequence_kl(policy, rollouts, 0.7, max_tokens=64)
     with torch.no_grad():
         ours, theirs = (policy.logprobs(rollouts, role=role, temperature=0.7) for role in ("policy", "reference"))
     expected = torch.stack([part.sum() for part in (ours - theirs).split(rollouts.lengths.tolist())])
-    assert torch.allclose(found, expected, atol=1e-4)
-    assert found.abs().max() > 0.05
+    assert torch.allclose(kl, expected, atol=1e-4)
+    assert kl.abs().max() > 0.05
 
 
-def test_evaluated_steps_and_units():
-    plan = RunPlan(steps=7, evaluate_every=3, num_val=100, num_eval=200, rollout_batch_size=128)
-    assert plan.evaluated_steps == (0, 3, 6, 7)
-    assert [plan.units_done(step) for step in (0, 2, 3)] == [300, 300 + 2 * 256, 600 + 3 * 256]
-
-
-@pytest.mark.parametrize("policy", [[], ["--policy", "sandbox"]])
-def test_the_papers_settings_need_an_own_policy(policy, own_models):
-    with pytest.raises(DataError, match="--policy.*--preset paper"):
-        runs.prompt_limits(make_plans(WinRateCurveOptions.parse(["--preset", "paper", *policy]))[0])
-    assert make_plans(WinRateCurveOptions.parse(policy))[0].preset == "sandbox"
-    own = ["--policy", str(own_models[0])]
-    assert make_plans(WinRateCurveOptions.parse(own))[0].preset == "sandbox"  # by its size
-    small = make_plans(WinRateCurveOptions.parse([*own, "--preset", "small_cpu"]))[0]
-    assert (small.job.lora, small.ppo_config().rollout_batch_size, small.ppo_config().total_steps) == (8, 32, 30)
+def test_a_plan_follows_its_options(own_models):
+    assert make_plans(WinRateCurveOptions.parse([]))[0].preset == "sandbox"
+    own = WinRateCurveOptions.parse(["--policy", str(own_models[0]), "--steps", "7", "--evaluate-every", "3"])
+    (plan, *_) = make_plans(own)
+    assert plan.preset == "sandbox"  # by its size
+    assert (plan.places, plan.config(PPOConfig).total_steps) == ((0, 3, 6, 7), 7)
 
 
 def test_command_line(capsys):
     quick, usual = WinRateCurveOptions.parse(["--quick"]), WinRateCurveOptions.parse([])
-    assert quick.quick > usual.quick
+    assert (quick.quick, usual.quick) == (True, False)
     assert quick.seeds < usual.seeds
     assert quick.steps < usual.steps
     assert WinRateCurveOptions.parse(["--quick", "--seeds", "5"]).seeds == 5
     assert WinRateCurveOptions.parse(["--dataset", "x"]).data == WinRateCurveOptions.parse(["--data", "x"]).data == "x"
-    with pytest.raises(SystemExit):
-        WinRateCurveOptions.parse(["--help"])
-    assert "usage: python -m alpacafarm_env.benchmarks.win_rate_curve " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -199,6 +191,26 @@ def test_wrong_numbers_are_named(wrong):
         WinRateCurveOptions(**wrong)
 
 
+def test_what_training_leaves_out_is_answered(options):
+    with pytest.warns(UserWarning, match=r"16 prompts .* more than 45 tokens"):
+        assert run(replace(options, seeds=1, steps=1, max_prompt_tokens=45)) == 0
+    evaluation = json.loads((options.out / "runs" / "seed-0" / "evaluations" / "step-00001.json").read_text())
+    assert [row["split"] for row in evaluation["rows"] if row["length"] > 0] == ["val", "eval"]
+
+
+@pytest.mark.parametrize("option", ["policy", "reward_model"])
+@pytest.mark.parametrize("kind", ["absent", "empty"])
+def test_a_missing_model_is_refused_before_anything_is_written(options, tmp_path, capsys, option, kind):
+    wrong = tmp_path / kind
+    if kind == "empty":
+        wrong.mkdir()
+    assert run_command(lambda: run(replace(options, **{option: str(wrong)}))) == 2
+    assert str(wrong) in capsys.readouterr().err
+    assert not options.out.exists()
+
+
 def test_own_data_needs_own_models(own_data):
     with pytest.raises(DataError, match="--policy and --reward-model"):
         make_plans(WinRateCurveOptions(data=str(own_data), policy="p"))
+    with pytest.raises(ValueError, match="--policy"):
+        WinRateCurveOptions(template="alpaca")

@@ -19,19 +19,22 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from ... import agents
+from ... import agents, sandbox
 from ...cli.options import parse
 from ...errors import CheckpointError, UnknownNameError
 from ...sandbox.dataset import SIZES
-from ..experiment.runs import COLUMNS, VERDICTS, MethodPlan, RewardPlan, run_method, run_reward_model
+from ..experiment.engine import COLUMNS, Experiment, cell_of, read_evaluation
+from ..experiment.engine import run as run_experiment
+from ..experiment.reward_models import RewardModelRun
+from ..experiment.reward_models import train as train_reward_model
 from ..harness.estimates import frame_of
 from ..harness.page import publish
 from ..harness.report import Provenance
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
-from ..harness.stored import cell_file, read_stored
+from ..harness.stored import cell_file
 from ..harness.study import Row, Study, StudyOptions, run_command
-from ..methods.job import FEEDBACK_OF, Feedback, Labellers, check_positive
+from ..methods.job import FEEDBACK_OF, FEEDBACKS, Feedback, Job, Labellers, check_positive
 from ..methods.methods import BY_NAME, METHODS, Method, find_method
 from .page import page
 from .summary import BASELINE, JUDGED_BY, Credits, Summary
@@ -111,10 +114,10 @@ def run(options: MethodRankingOptions) -> int:
         print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)
         if reward_plans:
             print(f"1 of 2: reward models ({len(reward_plans)})", file=sys.stderr)
-            cells = [Cell(plan.cell, partial(run_reward_model, plan), plan.units) for plan in reward_plans]
+            cells = [Cell(each.cell, partial(train_reward_model, each), each.units) for each in reward_plans]
             study.note(reward_models=run_cells(study, cells, processes=at_a_time))
             print("2 of 2: methods", file=sys.stderr)
-        cells = [Cell(plan.cell, partial(run_method, plan), plan.units) for plan in plans]
+        cells = [Cell(plan.cell, partial(run_experiment, plan), plan.units) for plan in plans]
         rows = run_cells(study, cells, processes=at_a_time)
         if rows:
             store_results(study, options, [plan for plan in plans if plan.cell in study.done], rows)
@@ -129,47 +132,75 @@ def presets() -> dict[str, dict[str, Any]]:
     return {name: asdict(getattr(agents, name).sandbox()) for name in configs}
 
 
-def make_plans(options: MethodRankingOptions) -> tuple[list[RewardPlan], list[MethodPlan]]:
+def reward_model(options: MethodRankingOptions, seed: int, feedback: Feedback) -> RewardModelRun | None:
+    """That of a seed's labels; None: a quick study takes the shipped one, of simulated labels."""
+    if options.quick and feedback == "simulated":
+        return None
+    out, cell = options.folder(NAME), f"reward model, {feedback}, seed {seed}"
+    job = Job(seed=seed, folder=out, feedback=feedback, quick=options.quick)
+    return RewardModelRun(cell=cell, seed=seed, out=out, pairs=job.preferences, facts={"feedback": feedback})
+
+
+def make_plans(options: MethodRankingOptions) -> tuple[list[RewardModelRun], list[Experiment]]:
     """The reward models that the methods need; and the cells, one per seed of a method that needs no feedback."""
-    common: dict[str, Any] = {"out": options.folder(NAME), "quick": options.quick}
-    cells = list(product(range(options.seeds), options.feedbacks))
-    rewards, plans = [RewardPlan(feedback, seed, **common) for seed, feedback in cells], []
+    out, cells = options.folder(NAME), list(product(range(options.seeds), options.feedbacks))
+    rewards, plans = {(seed, feedback): reward_model(options, seed, feedback) for seed, feedback in cells}, []
     for spec, method in zip(options.specs.values(), options.chosen, strict=True):
-        for each in rewards:
-            if method.needs != "nothing" or each.feedback == options.feedbacks[0]:
-                cell = {"method": spec, "feedback": each.feedback, "seed": each.seed, **common}
-                reward = str(each.folder) if method.needs == "reward" else None
-                plans.append(MethodPlan(**cell, num_eval=options.num_eval, reward=reward))
-    return rewards if any(method.needs == "reward" for method in options.chosen) else [], plans
+        for seed, feedback in cells:
+            if method.needs == "nothing" and feedback != options.feedbacks[0]:
+                continue
+            made = rewards[seed, feedback]
+            plan = Experiment(
+                cell=cell_of(spec, feedback, seed),
+                agent=spec,
+                out=out,
+                seed=seed,
+                feedback=feedback,
+                quick=options.quick,
+                reward=str(made.target if made else sandbox.REWARD_MODEL) if method.needs == "reward" else None,
+                splits=(("eval", options.num_eval),),
+                save="merged",
+            )
+            plans.append(plan)
+    needed = any(method.needs == "reward" for method in options.chosen)
+    return [each for each in rewards.values() if each and needed], plans
 
 
-def read_credits(plans: Sequence[MethodPlan], rows: Sequence[Row]) -> Credits:
+def feedbacks_of(plan: Experiment) -> tuple[str, ...]:
+    """The feedbacks for which a cell has a row."""
+    return FEEDBACKS if plan.method.needs == "nothing" else (plan.feedback,)
+
+
+def read_credits(plans: Sequence[Experiment], rows: Sequence[Row]) -> Credits:
     """The judges' verdicts on each answer of finished cells.
 
     Raises:
         CheckpointError: They are gone or damaged, or are not those of the rows.
     """
-    found, by_cell = {}, {(row["method"], row["feedback"], row["seed"]): row for row in rows}
+    credits, by_cell = {}, {(row["method"], row["feedback"], row["seed"]): row for row in rows}
     for plan in plans:
-        remedy = f"Put it back, or remove {cell_file(plan.out, plan.cell)} to run the cell again."
-        content = read_stored(plan.evaluation_file, *VERDICTS, shape=dict.fromkeys(VERDICTS, list), remedy=remedy)
-        for feedback in plan.columns:
-            key = find_method(plan.method).name, feedback, plan.seed
+        content, num = read_evaluation(plan)["splits"]["eval"], dict(plan.splits)["eval"]
+        for feedback in feedbacks_of(plan):
+            key = plan.method.name, feedback, plan.seed
             for measure in JUDGED_BY.values():
-                credits, expected = np.array(content[measure], dtype=np.float64), by_cell[key][measure]
-                if len(credits) != plan.num_eval or abs(100 * np.nanmean(credits) - expected) > 0.01:
+                verdicts, expected = np.array(content[measure], dtype=np.float64), by_cell[key][measure]
+                if len(verdicts) != num or abs(100 * np.nanmean(verdicts) - expected) > 0.01:
                     raise CheckpointError(
-                        f"{plan.evaluation_file}: expected {plan.num_eval} verdicts of mean {measure} = {expected}, "
-                        f"got others. {remedy}"
+                        f"{plan.evaluation_file()}: expected {num} verdicts of mean {measure} = {expected}, got "
+                        f"others. Put it back, or remove {cell_file(plan.out, plan.cell)} to run the cell again."
                     )
-            found[key] = content
-    return found
+            credits[key] = content
+    return credits
 
 
-def store_results(study: Study, options: MethodRankingOptions, plans: Sequence[MethodPlan], rows: list[Row]) -> None:
+def store_results(study: Study, options: MethodRankingOptions, plans: Sequence[Experiment], rows: list[Row]) -> None:
     """table.csv, and in the manifest what the page needs besides; `plans` are the finished ones."""
     order = {method.name: place for place, method in enumerate(options.chosen)}
-    rows = sorted(rows, key=lambda row: (order[row["method"]], row["feedback"] != "simulated", row["seed"]))
+    columns = {plan.method.name: feedbacks_of(plan) for plan in plans if plan.method.needs == "nothing"}
+    rows = [
+        {**row, "feedback": feedback} for row in rows for feedback in columns.get(row["method"], (row["feedback"],))
+    ]
+    rows.sort(key=lambda row: (order[row["method"]], row["feedback"] != "simulated", row["seed"]))
     study.write_table(rows, COLUMNS)
     where = Provenance(
         level="sandbox",

@@ -17,23 +17,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import tyro
 
 from ...cli.options import parse
 from ...errors import UnknownNameError
-from ...plugins import check_unchanged
-from ..harness.runner import Cell, ProgressFn, run_cells
+from ..experiment.engine import run as run_experiment
+from ..experiment.reward_models import train as train_reward_model
+from ..harness.page import publish
+from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
+from ..harness.stored import cell_file
 from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
-from .curves import COLUMNS, position
-from .plans import PARTS, Method, Plan, Sizes, make_plans, refuse_changed
+from .analysis import COLUMNS, Results, position
+from .best_of_n import run_best_of_n, run_samples
+from .page import page_of
+from .runs import Sizes, TreatmentRun
 from .treatments import TREATMENTS, Labels, find_treatment
 
 NAME = "overoptimization"
 QUICK = ("none", "ann", "uwo_3")  # treatments of --quick
 KNOWN = [treatment.name for treatment in TREATMENTS]
+Method = Literal["ppo", "quark", "expert_iteration", "dpo", "best_of_n"]
 
 
 @dataclass(frozen=True)
@@ -95,46 +101,76 @@ class OveroptimizationOptions(StudyOptions):
         return parse(cls, args, prog=prog, description=__doc__)
 
 
+def make_plans(options: OveroptimizationOptions) -> list[TreatmentRun]:
+    """A run for each treatment, method and seed.
+
+    Runs of these seeds that an earlier call has stored are among them, so that calls for some methods and treatments
+    add up to one table. Of a treatment without labels there is no run of DPO.
+    """
+    specs, sizes, out = list(options.specs.values()), options.chosen_sizes, options.folder(NAME)
+    every = [
+        TreatmentRun(treatment=spec, agent=method, seed=seed, out=out, sizes=sizes)
+        for spec in dict.fromkeys((*specs, *KNOWN))
+        for method in get_args(Method)
+        for seed in range(options.seeds)
+    ]
+    return [
+        run
+        for run in every
+        if (run.treatment in specs and run.agent in options.methods and (run.agent != "dpo" or run.treated.members))
+        or cell_file(out, run.cell).is_file()
+    ]
+
+
 def run(options: OveroptimizationOptions) -> int:
     """Runs the study, writes its folder, prints the summary and returns the exit status."""
     options.refuse_taken(NAME)
-    out, sizes, seeds = options.folder(NAME), options.chosen_sizes, range(options.seeds)
-    plans = make_plans(options.specs.values(), options.methods, seeds, out, sizes)
-    *_, runs = plans.values()
+    runs = make_plans(options)
     if not runs:
         raise ValueError(f"--methods dpo: expected a treatment with labels, got {', '.join(options.specs)}.")
-    refuse_changed(runs)
-    with options.study(NAME, settings(sizes), sources=sandbox_sources()) as study:
+    # Each part needs the cells of those before it. Reward models of equal labels, member and seed are one.
+    models = {model.cell: model for run in runs for model in run.members}
+    samples = {run.samples: run for run in runs if run.agent == "best_of_n"}
+    parts = {
+        "reward models": [Cell(key, partial(train_reward_model, model), model.units) for key, model in models.items()],
+        "samples": [Cell(key, partial(run_samples, each), each.units) for key, each in samples.items()],
+        "methods": [
+            Cell(run.cell, partial(run_best_of_n if run.agent == "best_of_n" else run_experiment, run), run.units)
+            for run in runs
+        ],
+    }
+    with options.study(NAME, settings(runs[0]), sources=sandbox_sources()) as study:
         counts = f"{len(options.specs)} treatments, seeds: {options.seeds}, {len(runs)} runs"
-        print(f"{NAME} into {out}: {counts}, at a time: {options.processes}", file=sys.stderr)
-        rows = {}
-        for number, (part, cells) in enumerate(plans.items(), start=1):
+        print(f"{NAME} into {study.out}: {counts}, at a time: {options.processes}", file=sys.stderr)
+        rows: dict[str, list[Row]] = {}
+        for number, (part, cells) in enumerate(parts.items(), start=1):
             if cells:
-                print(f"{number} of {len(plans)}: {part} ({len(cells)})", file=sys.stderr)
-            work = [Cell(plan.cell, partial(run_plan, plan), plan.units) for plan in cells]
-            rows[part] = run_cells(study, work, processes=options.processes) if cells else []
-        if not rows[part]:
-            why = f"no run was finished, why is above. No report is written; one in {out} is of an earlier call."
+                print(f"{number} of {len(parts)}: {part} ({len(cells)})", file=sys.stderr)
+            rows[part] = run_cells(study, cells, processes=options.processes) if cells else []
+        if not rows["methods"]:
+            why = f"no run was finished, why is above. No page is written; one in {study.out} is of an earlier call."
             print(f"error: {why}", file=sys.stderr)
             return study.exit_status
-        write_results(study, plans, rows)
+        write_results(study, runs, rows["reward models"], rows["methods"])
         if study.failed:
             print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
         return study.finish()
 
 
-def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[str, list[Row]]) -> None:
-    """The tables and the page: of each part of the study its cells, and the rows of the finished ones."""
-    from ..harness.page import publish
-    from .analyse import Results
-    from .page import page_of
+def settings(plan: TreatmentRun) -> dict[str, Any]:
+    """What decides the rows of every treatment: a folder of results that came from others is refused."""
+    from ...agents import PPOConfig, RewardModelingConfig
 
-    models, _, curves = (rows[part] for part in PARTS)
-    *_, runs = (plans[part] for part in PARTS)
-    sizes, places = runs[0].sizes, {run.treatment.name: place for place, run in enumerate(runs)}
-    curves = sorted(
-        curves, key=lambda row: (places[row["treatment"]], row["method"], row["seed"], row[position(row["method"])])
-    )
+    ppo = replace(plan, agent="ppo").config(PPOConfig)
+    configs = {"ppo": ppo, "reward_modeling": RewardModelingConfig.sandbox()}
+    return {"sizes": asdict(plan.sizes), **{name: asdict(config) for name, config in configs.items()}}
+
+
+def write_results(study: Study, runs: Sequence[TreatmentRun], models: Sequence[Row], rows: Sequence[Row]) -> None:
+    """The tables and the page, of the rows of finished cells."""
+    sizes, order = runs[0].sizes, {run.treated.name: place for place, run in enumerate(runs)}
+    curves = [table_row(row) for row in rows]
+    curves.sort(key=lambda row: (order[row["treatment"]], row["method"], row["seed"], row[position(row["method"])]))
     study.write_table(curves, COLUMNS)
     used, file = reward_models_of(runs, models), study.out / "reward_models.csv"
     if used:
@@ -142,38 +178,28 @@ def write_results(study: Study, plans: Mapping[str, list[Plan]], rows: Mapping[s
     else:
         file.unlink(missing_ok=True)  # an earlier call's, of other treatments
     # With the number of labels that they really have.
-    treatments = [replace(run.treatment, num_labels=run.treatment.labels(sizes.num_labels).num_labels) for run in runs]
+    treatments = [replace(run.treated, num_labels=run.labels.num_labels) for run in runs]
     study.note(level="sandbox", treatments={each.name: each.settings() for each in treatments})
     publish(study, page_of(Results(curves, treatments), used, sizes))
 
 
-def reward_models_of(runs: Sequence[Plan], models: Sequence[Row]) -> list[Row]:
+def table_row(row: Row) -> Row:
+    """A row of table.csv: a place of best-of-n is its n; None where there is no number."""
+    place = {"step": None, "n": row["step"]} if row["method"] == "best_of_n" else {"n": None}
+    row = {**row, **place}
+    return {name: None if row.get(name) != row.get(name) else row.get(name) for name in COLUMNS}
+
+
+def reward_models_of(runs: Sequence[TreatmentRun], models: Sequence[Row]) -> list[Row]:
     """A row a treatment, seed and member: reward models that several treatments share stand in each of them."""
     names = [*(field.name for field in fields(Labels)), "member", "seed"]
     by_model = {tuple(row[name] for name in names): row for row in models}
     wanted = dict.fromkeys(
-        (run.treatment.name, (*vars(model.labels).values(), model.member, model.seed))
+        (run.treated.name, (*vars(run.labels).values(), member, run.seed))
         for run in runs
-        for model in run.reward_models()
+        for member in range(run.treated.members)
     )
     return [{"treatment": name, **by_model[model]} for name, model in wanted if model in by_model]
-
-
-def settings(sizes: Sizes) -> dict[str, Any]:
-    """What decides the rows of every treatment: a folder of results that came from others is refused."""
-    from ...agents import RewardModelingConfig
-    from .policies import ppo_config
-
-    configs = {"ppo": ppo_config(sizes), "reward_modeling": RewardModelingConfig.sandbox()}
-    return {"sizes": asdict(sizes), **{name: asdict(config) for name, config in configs.items()}}
-
-
-def run_plan(plan: Plan, on_progress: ProgressFn) -> list[Row]:
-    """Runs a cell, unless its treatment was edited after the study began; --help does not wait for what it imports."""
-    check_unchanged(plan.spec, plan.mark)
-    from .run import run_cell
-
-    return run_cell(plan, on_progress)
 
 
 def main() -> int:

@@ -1,0 +1,260 @@
+"""Runs of the over-optimization study: a method against a treatment's reward, past the peak of gold.
+
+All treatments of a seed see the same prompts, the same samples and the same draws (common random numbers). Settings are
+the sandbox's presets; what differs takes each method far enough from SFT to see what becomes of gold:
+docs/studies/overoptimization_tried.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from gymnasium.vector import VectorEnv
+
+from ... import agents, sandbox
+from ...errors import DataError
+from ...folders import hash_model
+from ...instructions import Instruction, Preference
+from ...oracles.base import RewardOracle
+from ...plugins import source_mark
+from ...seeding import keyed_rng
+from ..experiment.engine import Experiment, Sampling
+from ..experiment.evaluation import subset
+from ..experiment.reward_models import LAST_FILE, RewardModelRun
+from ..harness.stored import cell_file
+from ..harness.study import Row
+from .treatments import SCALE_SAMPLES, Labels, SeedInputs, Treatment, find_treatment
+
+TEMPERATURE: Final = 1.0
+"""Of all responses that are measured: that of PPO's training, at which its KL is penalised."""
+SAMPLING: Final = Sampling(TEMPERATURE, "kl_exact")
+DPO_STEPS: Final = 6
+"""Steps of DPO, an update each, for one of PPO, which has four."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the study's cells are; the defaults are the full study's."""
+
+    num_labels: int = 10_000
+    """Most labels a reward model learns from, whatever its treatment wants."""
+    num_val: int = 500
+    """Instructions of val whose answers set a reward model's scale."""
+    num_fresh: int = 2000
+    """Fresh pairs that a reward model's accuracy is measured on."""
+    num_prompts: int = 100
+    """Instructions of eval that best-of-n answers."""
+    num_samples: int = 1024
+    """Largest n of best-of-n."""
+    num_eval: int = 201
+    """Instructions of eval that a policy answers at each evaluation."""
+    ppo_steps: int = 40
+    """PPO and Quark steps, past the peak of gold; expert iteration and DPO train in proportion."""
+    often_until: int = 10
+    """Up to this PPO step, while gold rises and falls fastest, the policy is evaluated every `often` steps..."""
+    often: int = 2
+    seldom: int = 5
+    """... and every `seldom` after it."""
+    rollouts: int = 256
+    """Responses of a PPO or Quark step; instructions of a round of expert iteration."""
+    kl_coef: float = 0.05
+    """PPO's KL penalty, for rewards whose standard deviation within an instruction is 1 at SFT. With less even a reward
+    without added noise is fooled in the end: docs/studies/overoptimization_tried.md."""
+
+    @classmethod
+    def quick(cls) -> Sizes:
+        """Those of --quick."""
+        short = {"ppo_steps": 6, "often_until": 0, "seldom": 3}
+        return cls(num_labels=2000, num_fresh=1000, num_prompts=20, num_samples=64, **short)
+
+    @property
+    def evaluated_steps(self) -> list[int]:
+        """PPO steps after which the policy is evaluated; 0 is before training."""
+        last = min(self.often_until, self.ppo_steps)
+        often, seldom = range(0, last + 1, self.often), range(last, self.ppo_steps + 1, self.seldom)
+        return sorted({0, *often, *seldom, self.ppo_steps})
+
+    @property
+    def ns(self) -> list[int]:
+        """1, 2, 4, ... and the largest n."""
+        return sorted({*(2**i for i in range(self.num_samples.bit_length())), self.num_samples})
+
+    def instructions(self, num: int) -> list[Instruction]:
+        """So many instructions of eval, evenly spread, always the same ones."""
+        everything = sandbox.SANDBOX.instructions("eval")
+        return [everything[index] for index in subset(len(everything), num)]
+
+
+def rounds(sizes: Sizes) -> int:
+    """Of expert iteration: many, where the paper has one. A round goes no farther than the best-of-n it imitates."""
+    return max(1, sizes.ppo_steps // 6)
+
+
+def changed(method: str, sizes: Sizes) -> tuple[tuple[str, Any], ...]:
+    """What differs from the sandbox's presets."""
+    online = {
+        "total_steps": sizes.ppo_steps,
+        "rollout_batch_size": sizes.rollouts,
+        "minibatch_size": min(agents.PPOConfig.sandbox().minibatch_size, sizes.rollouts),
+        "schedule": "constant",  # a rate that falls to 0 stops the policy where it is: near the peak
+        "save_every": 10,
+        "keep_checkpoints": 1,
+    }
+    # Quark stays near SFT at its own rate.
+    rate = agents.ExpertIterationConfig.sandbox().sft.learning_rate
+    # Epochs are more than DPO's steps take, whatever the number of pairs: `places` says where it ends.
+    dpo = {"epochs": DPO_STEPS * sizes.ppo_steps, "warmup_steps": 8, "save_every": 20, "keep_checkpoints": 1}
+    iterated = {"num_rounds": rounds(sizes), "num_instructions": sizes.rollouts, "save_every": 10}
+    fields: dict[str, dict[str, Any]] = {
+        "ppo": {**online, "kl_coef": sizes.kl_coef},
+        "quark": {**online, "learning_rate": rate},
+        "expert_iteration": {**iterated, "keep_checkpoints": 1},
+        "dpo": {**dpo, "schedule": "constant"},
+        "best_of_n": {},
+    }
+    return tuple(fields[method].items())
+
+
+def places(method: str, sizes: Sizes) -> tuple[int, ...]:
+    """Where a method is evaluated, ascending: after steps from 0, rounds of expert iteration, at n of best-of-n."""
+    if method == "best_of_n":
+        return tuple(sizes.ns)
+    if method == "expert_iteration":
+        return tuple(range(rounds(sizes) + 1))
+    return tuple(step * (DPO_STEPS if method == "dpo" else 1) for step in sizes.evaluated_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreatmentRun(Experiment):
+    """A method on a treatment and seed."""
+
+    treatment: str
+    """Its name, or module:attribute of one's own."""
+    sizes: Sizes
+    cell: str = field(init=False)
+    splits: tuple[tuple[str, int], ...] = field(init=False)
+    measures_reward: bool = True
+    required: tuple[str, ...] = ("kl_exact", "proxy", "gold")
+    sampling: Sampling | None = SAMPLING
+
+    NOT_DECIDING: ClassVar[frozenset[str]] = Experiment.NOT_DECIDING | {"treatment"}
+
+    def __post_init__(self) -> None:
+        # A treatment that has changed, or whose source was edited, is another one.
+        content = json.dumps([self.treated.settings(), source_mark(self.treatment)])
+        mark = hashlib.sha256(content.encode()).hexdigest()[:8]
+        settled = {
+            "cell": f"{self.treated.name} ({mark}), {self.agent}, seed {self.seed}",
+            "splits": (("eval", self.sizes.num_eval),),
+            "places": places(self.agent, self.sizes),
+            "changed": changed(self.agent, self.sizes),
+        }
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    @property
+    def source(self) -> str:
+        """The treatment, which may be of one's own."""
+        return self.treatment
+
+    @property
+    def treated(self) -> Treatment:
+        """What `treatment` names."""
+        return find_treatment(self.treatment)
+
+    @property
+    def facts(self) -> Row:
+        """Columns that tell the study's rows apart."""
+        return {"treatment": self.treated.name, "method": self.agent, "seed": self.seed}
+
+    @property
+    def labels(self) -> Labels:
+        """What the treatment's reward models learn from; no more than the sizes allow."""
+        return self.treated.labels(self.sizes.num_labels)
+
+    @property
+    def samples(self) -> str:
+        """The cell of a seed's samples, from which best-of-n chooses."""
+        return f"samples, seed {self.seed}"
+
+    @property
+    def members(self) -> list[RewardModelRun]:
+        """The treatment's reward models, to be trained first.
+
+        0 is the mean score of the SFT policy's answers, 1 their standard deviation within an instruction: PPO and the
+        choice among n samples are moved by differences within an instruction only, so one KL penalty pulls equally hard
+        against any reward model (the mean or minimum of three moves a little less: 0.9 to 1).
+        """
+        return [
+            reward_model(self.labels, member, self.seed, self.out, self.sizes) for member in range(self.treated.members)
+        ]
+
+    @cached_property
+    def inputs(self) -> SeedInputs:
+        """What the treatment makes its reward from; DataError where a member has not been trained."""
+        if missing := [model for model in self.members if not (model.target / LAST_FILE).is_file()]:
+            cells = ", ".join(str(cell_file(model.out, model.cell)) for model in missing)
+            names = "; ".join(model.cell for model in missing)
+            raise DataError(
+                f"{self.cell}: expected its reward models, found none for: {names}. To train them anew remove {cells} "
+                "(what there is of it) and call again."
+            )
+        return SeedInputs(self.seed, tuple(model.target for model in self.members))
+
+    @property
+    def value_start(self) -> Path | None:
+        """PPO's value model starts from the first reward model; without one from the SFT policy."""
+        return next(iter(self.inputs.reward_models), None)
+
+    def policy(self, **limits: int) -> agents.LanguageModel:
+        """The SFT policy, which is also kept as the reference."""
+        policy = super().policy(**limits)
+        policy.add_reference()
+        return policy
+
+    def preferences(self) -> tuple[Preference, ...]:
+        """The labelled pairs that the treatment's reward models learn from; DPO learns from them alone."""
+        return self.labels.pairs(self.seed)
+
+    def oracle(self, policy: agents.LanguageModel | None = None) -> RewardOracle:
+        """The treatment's reward of responses to instructions of unlabeled."""
+        return self.treated.proxy(self.inputs, "unlabeled")
+
+    def env(self, num_envs: int, policy: agents.LanguageModel | None = None) -> VectorEnv[Any, Any, Any]:
+        """AlpacaFarm-PPO-v0 with the treatment's reward."""
+        return self.treated.env(self.inputs, num_envs)
+
+    def proxy(self) -> RewardOracle:
+        """The treatment's reward of responses to instructions of eval."""
+        return self.treated.proxy(self.inputs)
+
+    def settings(self) -> dict[str, Any]:
+        """Also of the treatment and its reward models."""
+        models = {folder.name: hash_model(folder) for folder in self.inputs.reward_models}
+        sizes = {"sizes": asdict(self.sizes)}
+        return super().settings() | sizes | {"treated": self.treated.settings(), "reward_models": models}
+
+
+def reward_model(labels: Labels, member: int, seed: int, out: Path, sizes: Sizes) -> RewardModelRun:
+    """A member; all labels of a seed have the same start of the head and the same order of the pairs."""
+    return RewardModelRun(
+        cell=f"reward model, {labels.name}, member {member}, seed {seed}",
+        seed=seed,
+        out=out,
+        pairs=partial(labels.pairs, seed),
+        facts={**asdict(labels), "member": member},
+        training_seed=seed if member == 0 else int(keyed_rng(seed, "member", member).integers(2**31)),
+        trunk=Path(labels.trunk or sandbox.POLICY),
+        layers=labels.layers,
+        num_val=sizes.num_val,
+        num_samples=SCALE_SAMPLES,
+        judge=partial(labels.annotator, seed),
+        num_fresh=sizes.num_fresh,
+        units=1 + (65 * labels.num_labels + 40 * sizes.num_fresh) // 10_000,
+    )
