@@ -37,7 +37,7 @@ def test_each_stage_starts_from_what_the_one_before_leaves(tmp_path, gpus):
     assert {(stage.data, stage.preset, stage.dry_run) for stage in (sft, reward, ppo)} == {
         ("data", "llama_7b_lora", False)
     }
-    left = sft.folder / "runs" / "fine_tuning-seed-0" / "policy"
+    left = sft.folder / "runs" / "sft-seed-0" / "policy"
     assert sft.policy == "model"
     assert reward.policy == ppo.policy == str(left)
     assert ppo.reward_model == str(reward.folder / "reward_model")
