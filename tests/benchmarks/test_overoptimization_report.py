@@ -10,7 +10,7 @@ from alpacafarm_env.benchmarks.harness.study import write_csv
 from alpacafarm_env.benchmarks.overoptimization import figures
 from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS, Along, Results, cost, gain_at
 from alpacafarm_env.benchmarks.overoptimization.page import NOWHERE, UNJUDGED, page, page_of
-from alpacafarm_env.benchmarks.overoptimization.plans import Sizes
+from alpacafarm_env.benchmarks.overoptimization.runs import Sizes
 
 
 @pytest.fixture(scope="module")
