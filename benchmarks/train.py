@@ -76,7 +76,7 @@ class TrainOptions(ModelOptions):
     quick: bool = False
     """A small run of the same shape, under three minutes on two cores."""
     seed: Seed = 0
-    """Of the training and of the annotators' labels."""
+    """Seed of the training and of the annotators' labels."""
     out: Path | None = None
     """Folder for checkpoints, metrics, policy and answers, of one method, its labels and seed. Default: in
     results/train METHOD-DATA-POLICY-SEED, of the sandbox METHOD-FEEDBACK-SEED; with --quick its name ends with
@@ -92,7 +92,7 @@ class TrainOptions(ModelOptions):
     """Longest response, in tokens: sampled ones end there, and those of the data are cut, counted in a warning.
     Default: the preset's, 64 of sandbox and 300 of all others."""
     steps: Count | None = None
-    """Of PPO and Quark. Default of this and the following: the preset's. A method names those that it has."""
+    """Steps of PPO and Quark. Default of this and the following: the preset's. A method names those that it has."""
     epochs: Count | None = None
     """Passes over the data, of methods that learn from a fixed set."""
     batch_size: Count | None = None
@@ -102,14 +102,14 @@ class TrainOptions(ModelOptions):
     num_instructions: Count | None = None
     """Instructions that expert iteration learns from."""
     dtype: Dtype | None = None
-    """Of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
+    """Type of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
     reward_dtype: Dtype | None = None
-    """Of the reward model's weights where it only scores."""
+    """Type of the reward model's weights where it only scores."""
     save: Form = "merged"
-    """What is saved of a model trained by LoRA: a whole model, which any library loads, or the adapter, a few MB that
-    need their base. Both can be --policy, --reward-model and --judge of later runs."""
+    """How a model trained by LoRA is saved: a whole model, which any library loads, or the adapter, a few MB that need
+    their base. Both can be --policy, --reward-model and --judge of later runs."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """What else is given each step's metrics; each needs its package."""
+    """Trackers that are given each step's metrics; each needs its package."""
     push_to_hub: str | None = None
     """Name of a repository of the Hugging Face hub, such as me/my_model, that the saved model is uploaded to. Whether
     it can be written is checked first; a new one is private."""
@@ -143,7 +143,7 @@ class TrainOptions(ModelOptions):
 
     @property
     def name(self) -> str:
-        """What its folder is marked with: nothing else may write there. Data and models are compared by content."""
+        """The mark of its folder: nothing else may write there. Data and models are compared by content."""
         labels = self.labels if self.data == "sandbox" else "own labels"
         return f"{NAME} {self.method_name}{source_mark(self.method)}, {labels}, seed {self.seed}"
 
@@ -156,7 +156,7 @@ class TrainOptions(ModelOptions):
         return self.out if self.out is not None else Path("results") / NAME / name
 
     def job(self, reward: str | None = None) -> Job:
-        """What an agent is made from."""
+        """The job that an agent is made from."""
         return Job(folder=self.folder / "runs", **self._for_job(reward))
 
     def plan(self, reward: str | None) -> Experiment:

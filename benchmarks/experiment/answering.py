@@ -87,10 +87,10 @@ def answer(
 def respond(actor: Actor, instructions: Sequence[Instruction]) -> dict[str, Any]:
     """The responses to some instructions, and the tokens sampled for them."""
     before = getattr(actor, "num_tokens", 0)
-    found = list(actor.act(instructions))
-    if len(found) != len(instructions):
+    responses = list(actor.act(instructions))
+    if len(responses) != len(instructions):
         raise ValueError(
             f"{type(actor).__name__}.act: expected a response to each of {len(instructions)} instructions, got "
-            f"{len(found)} responses"
+            f"{len(responses)} responses"
         )
-    return {"responses": found, "tokens": getattr(actor, "num_tokens", 0) - before}
+    return {"responses": responses, "tokens": getattr(actor, "num_tokens", 0) - before}

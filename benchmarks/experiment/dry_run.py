@@ -48,11 +48,11 @@ class Rehearsal:
     """Bytes that may be in use."""
     micro_batch_tokens: int
     steps: int
-    """Of the whole run."""
+    """Steps of the whole run."""
 
     @property
     def hours(self) -> float:
-        """Of the whole run, if all steps take as long."""
+        """Hours of the whole run, if all steps take as long."""
         step = sum(seconds for phase, seconds in self.seconds.items() if phase != "load")
         return (self.seconds["load"] + self.steps * step) / 3600
 

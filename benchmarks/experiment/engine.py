@@ -40,7 +40,7 @@ from .own_judge import has_references, judge_content, judge_settings
 COLUMNS = ("method", "feedback", "seed", "win_rate_simulated", "win_rate_human", "gold", "length", "seconds", "tokens")
 """Columns of a table of runs that are evaluated once, at their end."""
 Form = Literal["merged", "adapter"]
-"""What is saved of a model with LoRA: a whole model, or the adapter alone."""
+"""The form in which a model with LoRA is saved: a whole model, or the adapter alone."""
 TRAINING = 0.9
 """Share of a run's time that training takes, roughly; answers take the rest."""
 
@@ -78,9 +78,9 @@ class Experiment(Job):
     required: tuple[str, ...] = ()
     """Measures of which every row needs a finite mean."""
     save: Form | None = None
-    """What is saved of a trained policy: a whole model, or a LoRA adapter alone; None: nothing."""
+    """The form in which a trained policy is saved: a whole model, or a LoRA adapter alone; None: nothing."""
     trackers: tuple[str, ...] = ()
-    """What else is given each step's metrics."""
+    """Trackers that are given each step's metrics."""
     folder: Path = field(init=False)
     """The cell's own within `out`, for checkpoints and evaluations."""
     mark: str = field(init=False)
@@ -97,7 +97,7 @@ class Experiment(Job):
 
     @property
     def source(self) -> str:
-        """What may be of one's own, as module:attribute."""
+        """The part that may be of one's own, as module:attribute."""
         return self.agent
 
     def check_source(self) -> None:
@@ -131,11 +131,11 @@ class Experiment(Job):
         return [rows[index] for index in subset(len(rows), dict(self.splits)[split])]
 
     def proxy(self) -> RewardOracle | None:
-        """What is measured as the reward that it learns from."""
+        """The reward that it learns from, where it is measured."""
         return self.oracle() if self.measures_reward else None
 
     def settings(self) -> dict[str, Any]:
-        """What decides the rows, JSON-able; data and models by their content."""
+        """All that decides the rows, JSON-able; data and models by their content."""
         from ...agents.settings import FREE_TO_CHANGE
 
         left_out = self.NOT_DECIDING | ({"max_response_tokens"} if self.has_presets_limit else set())
@@ -350,7 +350,7 @@ def write_evaluation(
 
 
 def read_evaluation(experiment: Experiment, place: int | None = None) -> dict[str, Any]:
-    """What `write_evaluation` stored; CheckpointError where it is gone or damaged."""
+    """The content that `write_evaluation` stored; CheckpointError where it is gone or damaged."""
     cell = cell_file(experiment.out, experiment.cell)
     remedy = f"To run it anew remove {experiment.folder} and, if it is there, {cell}, and call again."
     part = {"instructions": list, "responses": list}

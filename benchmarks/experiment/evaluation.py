@@ -132,8 +132,8 @@ def describe(means: Mapping[str, Any]) -> str:
         "length": ("length {}", "characters"),
         "seconds": ("{} s", "characters"),
     }
-    known = {name: text for name, text in texts.items() if not math.isnan(means.get(name, math.nan))}
-    return ", ".join(text.format(number(means[name], unit)) for name, (text, unit) in known.items())
+    measured = {name: text for name, text in texts.items() if not math.isnan(means.get(name, math.nan))}
+    return ", ".join(text.format(number(means[name], unit)) for name, (text, unit) in measured.items())
 
 
 def subset(num_items: int, num_wanted: int) -> list[int]:

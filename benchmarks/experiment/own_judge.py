@@ -50,7 +50,7 @@ def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracl
 
 
 def judge_name(text: str, dataset: Dataset) -> str:
-    """What a reader calls the judge."""
+    """The judge's name for readers."""
     return make_own_judge(text, dataset).name.removeprefix("win_rate:")
 
 
@@ -59,12 +59,12 @@ def read_judge(text: str) -> Spec:
     if not text.lstrip().startswith("{"):
         return {"judge": text} if is_own(text) and only_compares(text) else text
     try:
-        found: dict[str, Any] = json.loads(text)
+        spec: dict[str, Any] = json.loads(text)
     except ValueError as error:
         raise DataError(
             f"--judge: expected an oracle's name or a JSON object in single quotes, got {text!r} ({error})."
         ) from error
-    return found
+    return spec
 
 
 def has_references(dataset: Dataset, split: str) -> bool:
@@ -76,16 +76,16 @@ def has_references(dataset: Dataset, split: str) -> bool:
 
 
 def judge_settings(text: str | None) -> Any:
-    """What decides the verdicts of `--judge`, JSON-able, apart from files: see `judge_content`."""
+    """All that decides the verdicts of `--judge`, JSON-able, apart from files: see `judge_content`."""
     return None if text is None else _deciding(read_judge(text))
 
 
 def judge_content(text: str) -> Content:
     """The content of the files behind `--judge`, also of an ensemble's members: weights, prompts, own source code."""
-    found = _contents(read_judge(text))
-    if len(found) == 1:
-        return found[0]
-    return {f"{number}/{file}": mark for number, content in enumerate(found) for file, mark in content.items()}
+    contents = _contents(read_judge(text))
+    if len(contents) == 1:
+        return contents[0]
+    return {f"{number}/{file}": mark for number, content in enumerate(contents) for file, mark in content.items()}
 
 
 def refuse_trained_on(text: str, reward_model: Content) -> None:

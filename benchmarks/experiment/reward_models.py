@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 
 MAX_RESPONSE_TOKENS: Final = 64
 LAST_FILE: Final = "tokenizer_config.json"
-"""Of a saved model's folder: files are put in place in the order of their names, so with this one all are there."""
+"""The last file of a saved model's folder: files are put in place by name, so with this one all are there."""
 CONFIDENCES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Edges of the bins of confidence."""
 
@@ -144,8 +144,8 @@ def fit(
         on_progress(metrics["step"] / agent.num_steps)
     answering = LanguageModel.from_pretrained(sft or policy, max_response_tokens=MAX_RESPONSE_TOKENS)
     answers = sample(answering, val, "calibration", num_samples)
-    asked = [instruction for instruction in val for _ in range(num_samples)]
-    mean, std = agent.calibrate(asked, answers, num_samples=num_samples)
+    answered = [instruction for instruction in val for _ in range(num_samples)]
+    mean, std = agent.calibrate(answered, answers, num_samples=num_samples)
     world = Processes()
     if world.is_main:
         agent.save(target)
@@ -167,7 +167,7 @@ class RewardModelRun:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Columns that tell it from the study's others."""
     training_seed: int | None = None
-    """Of the head's start and the order of the pairs; None: the seed."""
+    """Seed of the head's start and the order of the pairs; None: the seed."""
     trunk: Path = sandbox.POLICY
     """Folder of the language model that it starts from."""
     layers: int | None = None
@@ -367,10 +367,10 @@ def train_own(
     agent = make_reward_modeling(job, train)
     for metrics in tracked(agent, trackers):
         tell(metrics["step"] / agent.num_steps, state_of(metrics, agent.num_steps))
-    found = agent.evaluate(test)
+    result = agent.evaluate(test)
     world = Processes()
     if world.is_main:
         agent.save(target, merged=form == "merged")
-        complete_card(target, agent, agent.model, job.dataset, found)
+        complete_card(target, agent, agent.model, job.dataset, result)
     world.wait()
-    return {"num_train": len(train) - agent.num_left_out, "num_test": len(test), **found}
+    return {"num_train": len(train) - agent.num_left_out, "num_test": len(test), **result}

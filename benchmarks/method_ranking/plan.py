@@ -213,8 +213,8 @@ def store_results(study: Study, options: MethodRankingOptions, plans: Sequence[E
         temperature=0.7,
         temperature_note=", best-of-n 1" if any(name.startswith("best_of") for name in order) else "",
     )
-    asked: dict[str, Any] = {"feedbacks": options.feedbacks, "num_seeds": options.seeds}
-    summary = Summary(frame_of(rows), read_credits(plans, rows), options.chosen, **asked)
+    planned: dict[str, Any] = {"feedbacks": options.feedbacks, "num_seeds": options.seeds}
+    summary = Summary(frame_of(rows), read_credits(plans, rows), options.chosen, **planned)
     specs = list(options.specs.values())
     study.note(provenance=vars(where), methods=specs, feedback=options.feedbacks, agreements=summary.agreements)
     study.note(level=where.level, judges=where.judges(), reference=where.reference)

@@ -1,4 +1,4 @@
-"""What the ranking of methods says: means over seeds, differences to SFT, the two rankings and how well they agree."""
+"""Numbers of the ranking of methods: means over seeds, differences to SFT, the two rankings and how well they agree."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -104,7 +104,7 @@ class Summary:
 
     @property
     def agreements(self) -> dict[str, Any]:
-        """What the verdicts are needed for, JSON-able."""
+        """The numbers that the verdicts are needed for, JSON-able."""
         found = {BOTH: self.agreement, **self.with_paper}
         return {name: each and asdict(each) for name, each in found.items()}
 

@@ -29,20 +29,20 @@ def with_options(config: Config, changed: tuple[tuple[str, Any], ...]) -> Config
     Raises:
         DataError: There is no such field, or it cannot have that value.
     """
-    known = _places(config)
-    if foreign := [option_of(name) for name, _ in changed if name not in known]:
-        able = ", ".join(option_of(name) for name in OPTIONS.values() if name in known)
+    places = _places(config)
+    if foreign := [option_of(name) for name, _ in changed if name not in places]:
+        able = ", ".join(option_of(name) for name in OPTIONS.values() if name in places)
         raise DataError(f"{', '.join(foreign)}: no setting of {type(config).__name__}, which has {able}.")
     with naming(", ".join(f"{option_of(name)} {_text(value)}" for name, value in changed)):
-        found: Config = _replaced(config, dict(changed))
-    return found
+        result: Config = _replaced(config, dict(changed))
+    return result
 
 
 def with_defaults(config: Config, defaults: Mapping[str, Any]) -> Config:
     """The config with other values of those fields that it, or a config within it, has."""
-    known = _places(config)
-    found: Config = _replaced(config, {name: value for name, value in defaults.items() if name in known})
-    return found
+    places = _places(config)
+    result: Config = _replaced(config, {name: value for name, value in defaults.items() if name in places})
+    return result
 
 
 def _places(config: Any) -> dict[str, str]:
@@ -54,11 +54,11 @@ def _places(config: Any) -> dict[str, str]:
 
 def _replaced(config: Any, changes: Mapping[str, Any]) -> Any:
     places = _places(config)
-    found = {name: value for name, value in changes.items() if not places[name]}
+    changed = {name: value for name, value in changes.items() if not places[name]}
     for outer in {places[name] for name in changes} - {""}:
         inner = {name: value for name, value in changes.items() if places[name] == outer}
-        found[outer] = replace(getattr(config, outer), **inner)
-    return replace(config, **found)
+        changed[outer] = replace(getattr(config, outer), **inner)
+    return replace(config, **changed)
 
 
 def _text(value: object) -> str:

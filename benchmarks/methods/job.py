@@ -1,4 +1,4 @@
-"""What a method makes its agent from, and the options that choose it on a command line."""
+"""A job, from which a method makes its agent, and the options that choose it on a command line."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ModelOptions(Options):
     gradient_checkpointing: bool | None = None
     """Activations are computed again in the backward pass instead of being kept."""
     sharding: Literal["none", "full"] | None = None
-    """Of all weights among the processes of torchrun: each holds all of them, or its share."""
+    """Sharing of all weights among the processes of torchrun: each holds all of them, or its share."""
     value: Literal["adapter", "model"] | None = None
     """PPO's value: its own adapter on the policy's trunk, a head on the policy's adapter, or a model of its own."""
 
@@ -122,7 +122,7 @@ def check_positive(options: object, names: Iterable[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a method makes its agent from, for one feedback and seed."""
+    """All that a method makes its agent from, for one feedback and seed."""
 
     seed: int
     folder: Path
@@ -142,9 +142,9 @@ class Job:
     lora: int | None = None
     """Rank of the LoRA adapters to add and train; 0 trains all weights, or the policy's own adapters if it has some."""
     dtype: Dtype | None = None
-    """Of the policy's weights."""
+    """Type of the policy's weights."""
     reward_dtype: Dtype | None = None
-    """Of the reward model's, where it only scores."""
+    """Type of the reward model's, where it only scores."""
     max_prompt_tokens: int | None = None
     """Longest prompt to train on; None for AlpacaFarm's 192."""
     max_response_tokens: int | None = None
@@ -237,15 +237,15 @@ class Job:
     def preferences(self) -> tuple[Preference, ...]:
         """The pairs of SFT samples as this feedback labels them; the seed is also the annotators'."""
         if isinstance(self.data, Sandbox):
-            found = self.data.preferences(judge=sandbox.judge(LABELS[self.feedback], seed=self.seed))
+            pairs = self.data.preferences(judge=sandbox.judge(LABELS[self.feedback], seed=self.seed))
         elif self.feedback == "human":
             raise DataError(
                 f"--feedback human: expected the sandbox, got {self.dataset}, whose pairs have labels of their own. "
                 "Leave --feedback out."
             )
         else:
-            found = self.data.preferences("preference")
-        return self._wanted(found, lambda pair: len(pair.instruction) + max(map(len, pair.responses)))
+            pairs = self.data.preferences("preference")
+        return self._wanted(pairs, lambda pair: len(pair.instruction) + max(map(len, pair.responses)))
 
     def demonstrations(self) -> tuple[Demonstration, ...]:
         """Those of split sft."""

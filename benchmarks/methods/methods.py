@@ -24,7 +24,7 @@ from .job import Job
 
 
 class Actor(Protocol):
-    """What a method makes. One that learns also has `updates()`, a generator of metrics, and perhaps `num_steps`."""
+    """An agent as a method makes it. One that learns also has `updates()`, which yields metrics, and perhaps `num_steps`."""
 
     def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
         """A response to each instruction."""
@@ -41,11 +41,11 @@ class Method:
     make: Callable[[Job], Actor]
     """The untrained agent; the caller runs its `updates()`."""
     needs: Literal["nothing", "preferences", "reward"] = "reward"
-    """What it learns from in a feedback. A method that needs nothing has one run for both feedbacks."""
+    """The part of a feedback that it learns from. A method that needs nothing has one run for both feedbacks."""
     paper: tuple[float | None, float | None] = (None, None)
     """Win rate against Davinci003 in Table 2 of AlpacaFarm, %: trained on and judged by (simulated, human) feedback."""
     paper_note: str = ""
-    """What the paper's method was, where it differs from ours."""
+    """The paper's method, where it differs from ours."""
     trained: bool = True
     """Whether the ranking trains it, and does not only ask it."""
     fixed: bool = True
@@ -254,7 +254,7 @@ def find_method(name: str) -> Method:
     """
     if ":" not in name:
         return BY_NAME[match_name("method", name, BY_NAME)]
-    found = find_attribute("Method", name)
-    if not isinstance(found, Method):
-        raise UnknownNameError(f"Method {name!r}: expected a Method, got {type(found).__name__}")
-    return found
+    method = find_attribute("Method", name)
+    if not isinstance(method, Method):
+        raise UnknownNameError(f"Method {name!r}: expected a Method, got {type(method).__name__}")
+    return method

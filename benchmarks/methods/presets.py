@@ -20,7 +20,7 @@ that LLaMA 7B's preset is made for, one of 80 GB less what its driver keeps."""
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """What a run's options are where they are not given."""
+    """A run's options where they are not given."""
 
     config: Literal["sandbox", "paper"] = "paper"
     """Which preset of each agent's config."""
@@ -28,9 +28,9 @@ class Preset:
     lora: int = 0
     """Rank of the adapters; 0 trains all weights."""
     dtype: Dtype = "float32"
-    """Of the policy's weights."""
+    """Type of the policy's weights."""
     reward_dtype: Dtype | None = None
-    """Of the reward model's weights where it only scores; None: the oracle's default."""
+    """Type of the reward model's weights where it only scores; None: the oracle's default."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the agents' configs that differ, for those that have them."""
 

@@ -239,7 +239,7 @@ def cost(clean: Curves, noisy: Curves) -> Along:
 
 
 def _along(at: Array, values: Array, *curves: Curves) -> Along:
-    """Of values [S, J] at distances [J] those where all curves have been measured."""
+    """Values [S, J] at those distances [J] where all curves have been measured."""
     measured = at >= min(at[-1], nearest(*curves))
     return Along(at[measured] ** 2, values[:, measured])
 
@@ -284,7 +284,7 @@ class Results:
         self.kept_falls, self.kept_costs = _kept(self.falls), _kept(self.costs)
 
     def title(self, name: str) -> str:
-        """Of a treatment, for people; its name where it has no facts."""
+        """A treatment's title for people; its name where it has no facts."""
         return self.facts[name].title if name in self.facts else name
 
     def paired(self, *keys: Key) -> list[Curves] | None:

@@ -43,7 +43,7 @@ class Drawn:
     """[D]: prompt (number of its instruction), text, length, `JUDGED` (win rates as credits in [0, 1])."""
 
     @property
-    def asked(self) -> list[Instruction]:
+    def prompts(self) -> list[Instruction]:
         """[D], the instruction that each distinct response answers."""
         return [self.instructions[number] for number in self.responses.prompt]
 
@@ -84,7 +84,7 @@ def run_samples(plan: TreatmentRun, on_progress: ProgressFn) -> list[Row]:
 
 
 def read_samples(plan: TreatmentRun) -> Drawn:
-    """What `run_samples` stored; CheckpointError where it is gone or damaged."""
+    """The samples that `run_samples` stored; CheckpointError where it is gone or damaged."""
     instructions = plan.sizes.instructions(plan.sizes.num_prompts)
     folder = samples_folder(plan)
     anew = f"To draw them anew remove {folder} and {cell_file(plan.out, plan.samples)}, and call again."
@@ -112,7 +112,7 @@ def run_best_of_n(plan: TreatmentRun, on_progress: ProgressFn) -> list[Row]:
     on_progress(ProgressUpdate(plan.cell, 0))
     drawn = read_samples(plan)
     texts = drawn.responses.text
-    verdicts = judge(plan.proxy(), drawn.asked, list(texts))
+    verdicts = judge(plan.proxy(), drawn.prompts, list(texts))
     spread = verdicts.details.get(DISAGREEMENT, np.full(len(texts), np.nan))
     measures = drawn.responses[[*JUDGED, "length"]].assign(**{"proxy": verdicts.scores, DISAGREEMENT: spread})
     for row in best_rows(plan, drawn.index, measures):
@@ -140,14 +140,14 @@ def best_rows(plan: TreatmentRun, index: NDArray[np.int64], measures: pd.DataFra
     for name in MEASURES[1:]:
         worth: Any = agents.best_of_k(proxies, measures[name].to_numpy()[index], ns)
         for row, values in zip(rows, np.take_along_axis(worth, reached, axis=0), strict=True):
-            known = values[~np.isnan(values)]
-            mean = float(known.mean()) if len(known) else float("nan")
+            scored = values[~np.isnan(values)]
+            mean = float(scored.mean()) if len(scored) else float("nan")
             row[name] = 100 * mean if name in WIN_RATES else mean
     return rows
 
 
 def choose(pool: NDArray[np.int64], scores: Array) -> NDArray[np.int64]:
     """[P], the best scored of each row of distinct responses [P, n]; the first of equals."""
-    known = np.where(np.isnan(scores[pool]), -np.inf, scores[pool])
-    best: NDArray[np.int64] = pool[np.arange(len(pool)), known.argmax(axis=1)]
+    ranked = np.where(np.isnan(scores[pool]), -np.inf, scores[pool])
+    best: NDArray[np.int64] = pool[np.arange(len(pool)), ranked.argmax(axis=1)]
     return best

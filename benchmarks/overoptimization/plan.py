@@ -54,8 +54,8 @@ class OveroptimizationOptions(StudyOptions):
     """Which reward treatments, by name or as module:attribute of your own. Default: all, with --quick none, ann and
     uwo_3."""
     methods: tuple[Method, ...] = ("ppo", "best_of_n")
-    """What optimizes against them. DPO learns from the labels alone, whatever reward is made of them, and has no run in
-    a treatment without labels."""
+    """Methods that optimize against them. DPO learns from the labels alone, whatever reward is made of them, and has no
+    run in a treatment without labels."""
     kl_coef: float | None = None
     """PPO's KL penalty: how much reward, in standard deviations of SFT's answers to one instruction, a nat costs. The
     less, the farther PPO goes. Default: 0.05."""
@@ -158,7 +158,7 @@ def run(options: OveroptimizationOptions) -> int:
 
 
 def settings(plan: TreatmentRun) -> dict[str, Any]:
-    """What decides the rows of every treatment: a folder of results that came from others is refused."""
+    """All that decides the rows of every treatment: a folder of results that came from others is refused."""
     from ...agents import PPOConfig, RewardModelingConfig
 
     ppo = replace(plan, agent="ppo").config(PPOConfig)

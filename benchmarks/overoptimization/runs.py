@@ -31,7 +31,7 @@ from ..harness.study import Row
 from .treatments import SCALE_SAMPLES, Labels, SeedInputs, Treatment, find_treatment
 
 TEMPERATURE: Final = 1.0
-"""Of all responses that are measured: that of PPO's training, at which its KL is penalised."""
+"""Temperature of all responses that are measured: that of PPO's training, at which its KL is penalised."""
 SAMPLING: Final = Sampling(TEMPERATURE, "kl_exact")
 DPO_STEPS: Final = 6
 """Steps of DPO, an update each, for one of PPO, which has four."""
@@ -91,12 +91,12 @@ class Sizes:
 
 
 def rounds(sizes: Sizes) -> int:
-    """Of expert iteration: many, where the paper has one. A round goes no farther than the best-of-n it imitates."""
+    """Rounds of expert iteration: many, where the paper has one. One goes no farther than the best-of-n it imitates."""
     return max(1, sizes.ppo_steps // 6)
 
 
 def changed(method: str, sizes: Sizes) -> tuple[tuple[str, Any], ...]:
-    """What differs from the sandbox's presets."""
+    """Settings that differ from the sandbox's presets."""
     online = {
         "total_steps": sizes.ppo_steps,
         "rollout_batch_size": sizes.rollouts,
@@ -165,7 +165,7 @@ class TreatmentRun(Experiment):
 
     @property
     def treated(self) -> Treatment:
-        """What `treatment` names."""
+        """The treatment that `treatment` names."""
         return find_treatment(self.treatment)
 
     @property
@@ -175,7 +175,7 @@ class TreatmentRun(Experiment):
 
     @property
     def labels(self) -> Labels:
-        """What the treatment's reward models learn from; no more than the sizes allow."""
+        """The labels that the treatment's reward models learn from; no more than the sizes allow."""
         return self.treated.labels(self.sizes.num_labels)
 
     @property
@@ -197,7 +197,7 @@ class TreatmentRun(Experiment):
 
     @cached_property
     def inputs(self) -> SeedInputs:
-        """What the treatment makes its reward from; DataError where a member has not been trained."""
+        """All that the treatment makes its reward from; DataError where a member has not been trained."""
         if missing := [model for model in self.members if not (model.target / LAST_FILE).is_file()]:
             cells = ", ".join(str(cell_file(model.out, model.cell)) for model in missing)
             names = "; ".join(model.cell for model in missing)

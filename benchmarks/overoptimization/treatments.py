@@ -34,7 +34,7 @@ SCALE_SAMPLES: Final = 4  # SFT's answers to each instruction of val that sets a
 
 @dataclass(frozen=True)
 class Labels:
-    """What reward models learn from; treatments of equal labels share their reward models. Fields as in `Treatment`."""
+    """The labels that reward models learn from; treatments of equal ones share reward models. Fields as in `Treatment`."""
 
     judge: str
     flip: float
@@ -70,7 +70,7 @@ def _marked(folder: str) -> str:
 
 @dataclass(frozen=True)
 class SeedInputs:
-    """What a treatment makes its reward from in one seed of the study."""
+    """All that a treatment makes its reward from in one seed of the study."""
 
     seed: int
     reward_models: tuple[Path, ...]
@@ -129,7 +129,7 @@ class Treatment:
                 raise ValueError(f"Treatment {self.name!r}: {field} must be {words}, got {getattr(self, field)!r}")
 
     def labels(self, most: int) -> Labels:
-        """What its reward models learn from; `most` labels at most."""
+        """The labels that its reward models learn from; `most` labels at most."""
         return Labels(self.judge, self.flip, min(self.num_labels, most), self.trunk, self.layers)
 
     def settings(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Treatment:
         return env if self.wrap is None else self.wrap(env)
 
     def proxy(self, inputs: SeedInputs, split: str = "eval") -> RewardOracle:
-        """What is maximised, as an oracle of responses to instructions of a split."""
+        """The reward that is maximised, as an oracle of responses to instructions of a split."""
         if self.wrap is None:
             return self.reward(inputs)
         return EnvOracle(self.name, lambda num_envs: self.env(inputs, num_envs, split))
@@ -192,8 +192,8 @@ class EnvOracle(NoDeepCopy):
             ids = [each.id for each in instructions[rows] if isinstance(each, Instruction)]
             env = self._env(len(ids))
             env.reset(options={"instruction_ids": ids})
-            _, found, _, _, infos = env.step(responses[rows])
-            rewards[rows] = checked(f"The reward of {self.name!r} (its wrapper's step)", found, len(ids))
+            _, stepped, _, _, infos = env.step(responses[rows])
+            rewards[rows] = checked(f"The reward of {self.name!r} (its wrapper's step)", stepped, len(ids))
             spread[rows] = infos.get(DISAGREEMENT, math.nan)
         return Verdicts(rewards, {} if np.isnan(spread).all() else {DISAGREEMENT: spread})
 
@@ -273,15 +273,15 @@ def find_treatment(spec: str) -> Treatment:
         if spec not in by_name:
             raise did_you_mean("treatment", spec, by_name)
         return by_name[spec]
-    found, attribute = find_attribute("Treatment", spec), spec.partition(":")[2]
-    if isinstance(found, Treatment):
-        return found
-    if callable(getattr(found, "score", None)):
+    own, attribute = find_attribute("Treatment", spec), spec.partition(":")[2]
+    if isinstance(own, Treatment):
+        return own
+    if callable(getattr(own, "score", None)):
         oracle = make_oracle(spec, dataset=sandbox.SANDBOX)
         return Treatment(attribute, oracle.name, members=0, oracle=oracle)
-    if issubclass(found, VectorWrapper) if isinstance(found, type) else callable(found):
-        return Treatment(attribute, f"25 % flips, {attribute}", flip=0.25, wrap=found)
+    if issubclass(own, VectorWrapper) if isinstance(own, type) else callable(own):
+        return Treatment(attribute, f"25 % flips, {attribute}", flip=0.25, wrap=own)
     raise UnknownNameError(
         f"Treatment {spec!r}: expected a Treatment, an oracle (an object with name and score) or a wrapper of batched "
-        f"environments (gymnasium.vector.VectorWrapper; a gymnasium.Wrapper is of one environment), got {found!r}"
+        f"environments (gymnasium.vector.VectorWrapper; a gymnasium.Wrapper is of one environment), got {own!r}"
     )

@@ -114,7 +114,7 @@ def run(options: AccuracyOptions) -> int:
 
 
 def page(folder: Path) -> Page:
-    """What the study's stored files say."""
+    """The result that the study's files hold."""
     frame = read_table(folder / "table.csv")
     every, note = pooled(frame), label(frame)
     rows = merged(every)
@@ -219,7 +219,7 @@ def _shares(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
-    """What the numbers say, in sentences."""
+    """The numbers in sentences."""
     errors = calibration_errors(rows)
     total = rows[rows.subset == "all"].set_index("judge")
     reached = Verdict("clean_labels_suffice", bool(total.accuracy["reward_model_clean"] >= TARGET), {"target": TARGET})

@@ -118,14 +118,14 @@ def make_plans(options: WinRateCurveOptions) -> list[Experiment]:
 
 
 def settings(options: WinRateCurveOptions, plan: Experiment) -> dict[str, Any]:
-    """What decides the rows of every seed besides `sources`, JSON-able."""
+    """All that decides the rows of every seed besides `sources`, JSON-able."""
     from ...agents.settings import FREE_TO_CHANGE
 
     free = FREE_TO_CHANGE - {"save_every", "keep_checkpoints"}  # which are the study's
     ppo = {name: value for name, value in asdict(plan.config(agents.PPOConfig)).items() if name not in free}
-    known = {**vars(options), "preset": plan.preset}
+    options_given = {**vars(options), "preset": plan.preset}
     sizes = {f"num_{split}": number for split, number in plan.splits}
-    return {name: known[name] for name in DECIDING} | sizes | {"judge": judge_settings(plan.judge), "ppo": ppo}
+    return {name: options_given[name] for name in DECIDING} | sizes | {"judge": judge_settings(plan.judge), "ppo": ppo}
 
 
 def sources(plan: Experiment) -> Sources:
@@ -148,7 +148,8 @@ def run(options: WinRateCurveOptions) -> int:
     from ...agents.processes import Processes
 
     world, plan = Processes(), plans[0]
-    cells = [Cell(each.cell, partial(run_experiment, each), each.units) for each in plans]
+    gpus = 0 if options.policy == "sandbox" else 1
+    cells = [Cell(each.cell, partial(run_experiment, each), each.units, gpus=gpus) for each in plans]
     if not world.is_main:
         return follow(world, cells)
     if plan.judge is not None:

@@ -181,7 +181,7 @@ def test_samples_are_those_of_the_policy_and_judged(tmp_path):
     assert set(found.index.ravel().tolist()) == set(range(len(distinct)))
     assert not distinct.duplicated(["prompt", "text"]).any()
     assert (distinct.prompt.to_numpy()[found.index] == np.arange(3)[:, None]).all()
-    np.testing.assert_array_equal(distinct.gold, GoldOracle().score(found.asked, list(distinct.text)))
+    np.testing.assert_array_equal(distinct.gold, GoldOracle().score(found.prompts, list(distinct.text)))
     assert distinct.length.tolist() == distinct.text.str.len().tolist()
     run_samples(replace(plan, out=tmp_path / "b"), silent)
     assert files_of(tmp_path / "a", "samples") == files_of(tmp_path / "b", "samples")
