@@ -180,11 +180,7 @@ def _with_error(found: Estimate) -> str:
 
 
 def missing(summary: Summary) -> dict[str, list[str]]:
-<<<<<<< HEAD
     """Runs that were meant to be and have no row: columns, seeds, and cells of the columns and seeds that are there."""
-=======
-    """Planned and without a row: columns, seeds, and cells of the columns and seeds that are there."""
->>>>>>> 1365b0d (Names and docstrings of the engine and its plans say what they hold)
     found, wanted, needy = summary.seeds, summary.num_seeds, [m for m in summary.methods if m.needs != "nothing"]
     num, cells = pd.DataFrame(summary.values["length"]).notna().sum(axis="columns"), []
     gone = [kind for kind in summary.asked if needy and not any(num[method.name, kind] for method in needy)]

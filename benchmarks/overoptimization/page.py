@@ -62,11 +62,7 @@ class Measured:
 
 
 def measured_by(kinds: Collection[str], sizes: Sizes, num_seeds: int) -> Measured:
-<<<<<<< HEAD
     """The extent that methods are meant to measure; there may be fewer instructions than were asked for."""
-=======
-    """Numbers of instructions that methods are meant to answer; there may be fewer instructions than were asked for."""
->>>>>>> 1365b0d (Names and docstrings of the engine and its plans say what they hold)
     wanted = {kind: sizes.num_prompts if kind == "best_of_n" else sizes.num_eval for kind in METHOD_WORDS}
     return Measured({kind: len(sizes.instructions(num)) for kind, num in wanted.items() if kind in kinds}, num_seeds)
 
