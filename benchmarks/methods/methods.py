@@ -24,7 +24,7 @@ from .job import Job
 
 
 class Actor(Protocol):
-    """An agent as a method makes it. One that learns also has `updates()`, which yields metrics, and perhaps `num_steps`."""
+    """An agent as a method makes it. One that learns has `updates()`, which yields metrics, perhaps `num_steps`."""
 
     def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
         """A response to each instruction."""

@@ -34,7 +34,7 @@ SCALE_SAMPLES: Final = 4  # SFT's answers to each instruction of val that sets a
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels that reward models learn from; treatments of equal ones share reward models. Fields as in `Treatment`."""
+    """The labels that reward models learn from; treatments of equal ones share models. Fields as in `Treatment`."""
 
     judge: str
     flip: float
