@@ -253,7 +253,7 @@ class _Run:
                 responses, values, sampled = answer(instructions)
             tokens += sampled
             if self.world.is_main:
-                left_out = () if has_references(self.plan.data, split) else (OWN_WIN_RATE,)
+                left_out = () if instructions and has_references(self.plan.data, split) else (OWN_WIN_RATE,)
                 judges = {name: oracle for name, oracle in self.judges.items() if name not in left_out}
                 result = evaluate(instructions, responses, judges, values)
                 rows.append(checked(self.plan, {"split": split, "step": place, **result.means()}))
