@@ -2,11 +2,15 @@
 
 import os
 from collections.abc import Iterable
+from typing import Final
 
 from .errors import WorldError, did_you_mean
 
+FAMILIES: Final = {"ann": "sim_ann", "eval": "sim_eval", "greedy": "sim_gpt4"}
+"""Families of judges: as people write them -> as tables and draws name them, which is read too."""
 
-def match_name(kind: str, name: str, options: Iterable[str]) -> str:
+
+def match_name(kind: str, name: object, options: Iterable[str]) -> str:
     """The option that is called so, whatever the case, and whether with hyphens or underscores.
 
     Raises:
@@ -14,9 +18,20 @@ def match_name(kind: str, name: str, options: Iterable[str]) -> str:
     """
     names = list(options)
     plain = {_plain(each): each for each in names}
-    if (key := _plain(name)) not in plain:
+    if not isinstance(name, str) or (key := _plain(name)) not in plain:
         raise did_you_mean(kind, name, names)
     return name if name in names else plain[key]
+
+
+def match_family(kind: str, name: object, options: Iterable[str]) -> str:
+    """As `match_name`, of names among which are families of judges: those as tables name them.
+
+    Raises:
+        UnknownNameError: There is none; names the closest and all.
+    """
+    names = list(options)
+    stored = {each: FAMILIES.get(each, each) for each in names}
+    return name if isinstance(name, str) and name in stored.values() else stored[match_name(kind, name, names)]
 
 
 def environment_number(variable: str, default: int) -> int:

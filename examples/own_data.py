@@ -92,7 +92,7 @@ def make_judge(seed: int) -> PreferenceOracle:
 
     Yours is an object with `name` and `compare`, or a mapping such as {"pool": "eval", "base_url": ...} of LLM judges.
     """
-    return sandbox.judge("sim_eval", seed)
+    return sandbox.judge("eval", seed)
 
 
 def evaluate(when: str, agent: SFT | DPO, data: Dataset, options: Options) -> None:

@@ -44,7 +44,7 @@ class InstructionEnv(Scoring, gym.Env[str, str]):
     |---|---|---|
     | `dataset` | "sandbox" | "sandbox", a folder, a hub name, or a `Dataset` |
     | `split` | "unlabeled" | a split of the data set |
-    | `oracle` | "surrogate" | a name, a mapping such as `{"judge": "sim_eval", "flip": 0.25}`, or a `RewardOracle` |
+    | `oracle` | "surrogate" | a name, a mapping such as `{"judge": "eval", "flip": 0.25}`, or a `RewardOracle` |
     | `render_mode` | None | "ansi": `render` returns a str; "rgb_array": it is drawn; "human": reset and step print |
     | `on_unscored` | "raise" | no verdict: "raise" `UnscoredError`, or "truncate" the episode |
 

@@ -21,12 +21,12 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import AlpacaFarmError, UnscoredError
 
 Kind = Literal["oracle", "judge", "rater"]
-WIN_RATES: Final = {"annotators": "sim_ann", "win_rate": "sim_eval", "human": "human"}
+WIN_RATES: Final = {"annotators": "ann", "win_rate": "eval", "human": "human"}
 """Oracles that are a judge's win rate against the references."""
 NAMES: Final[Mapping[Kind, tuple[str, ...]]] = {
     "oracle": ("surrogate", "gold", "recorded", "constant", *WIN_RATES),
-    "judge": ("sim_eval", "sim_ann", "sim_gpt4", "human", "gold", "recorded"),
-    "rater": ("sim_eval", "sim_gpt4", "human"),
+    "judge": ("eval", "ann", "greedy", "human", "gold", "recorded"),
+    "rater": ("eval", "greedy", "human"),
 }
 """Our names of each, for `make_oracle` and `make_judge`."""
 UNSCORED_REASON = "unscored_reason"

@@ -34,7 +34,7 @@ def make_oracle(spec: Spec | RewardOracle, *, dataset: Dataset, seed: int = 0) -
 def make_judge(spec: Spec | PreferenceOracle, *, dataset: Dataset, seed: int = 0) -> PreferenceOracle:
     """Returns the judge that a name or a mapping stands for; a judge is returned as it is. Errors as of `make_oracle`.
 
-    `spec` is "sim_eval", "sim_ann", "sim_gpt4", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
+    `spec` is "eval", "ann", "greedy", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
     "module:Name" or {"name": "module:Name", ...} of one's own, or a mapping {"judge": any of these, "flip": 0.0,
     "both_orders": False, "seed": 0}, {"pool": name, ...}, {"pool": name, "policy": agent} or {"human": file}.
     """

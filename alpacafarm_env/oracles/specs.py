@@ -15,7 +15,7 @@ A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it
 (with those of `RewardModel`), `judge` (the win rate by any judge: flip, both_orders, seed), `pool` (the win rate by LLM
 annotators: those of `annotators.pool.make_pool`; with a `policy`, which answers for them, those of
 `annotators.policy_pool.make_policy_pool`), `human` (the win rate by a file of people's labels, see `HumanJudge`),
-`rating` (a rating from 1 to 7: by the sandbox's "human", "sim_eval" or "sim_gpt4", with a critique as a detail and a
+`rating` (a rating from 1 to 7: by the sandbox's "human", "eval" or "greedy", with a critique as a detail and a
 seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.pool.make_raters`; by people,
 `{"human": file}`, see `HumanRatings`; by `{"policy": an agent, a language model or a folder}`, see `PolicyRating`) and
 `ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise, draw alike unless their
@@ -45,6 +45,7 @@ from pydantic import (
     model_validator,
 )
 
+from ..arguments import match_family
 from ..data import Dataset
 from ..errors import DataError, did_you_mean
 from ..plugins import find_attribute
@@ -302,8 +303,7 @@ def _as_mapping(kind: Kind, spec: Any) -> dict[str, Any]:
         listed = ", ".join(map(repr, keys)) or "(none)"
         raise ValueError(f"{kind}: expected a mapping with one of {', '.join(_MAIN[kind])}, got the keys {listed}.")
     if main == ["name"] and not is_own(name := keys["name"]):
-        if name not in NAMES[kind]:
-            raise did_you_mean(kind, name, [*NAMES[kind], *(["module:Name"] if kind in METHODS else [])])
+        name = keys["name"] = match_family(kind, name, [*NAMES[kind], *(["module:Name"] if kind in METHODS else [])])
         if kind == "oracle" and name in WIN_RATES:
             keys["judge"] = WIN_RATES[keys.pop("name")]
     return keys

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import did_you_mean
+from ..arguments import FAMILIES, match_family
 from ..oracles.base import DetailedJudge, NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts
 from ..oracles.draws import KeyedDraws, Row, probability
 from ..oracles.judges import Flip, HigherReward
@@ -202,20 +202,18 @@ def gold_oracle() -> RewardOracle:
 def judge(name: str, seed: int = 0) -> PreferenceOracle:
     """A judge of the sandbox; another seed is another opinion on the same pairs.
 
-    `name` is "sim_eval" (the pool of 13), "sim_ann" (the pool with 25 % of its labels flipped), "sim_gpt4" (one greedy
-    annotator), "human" (16 raters) or "gold" (the truth).
+    `name` is "eval" (the pool of 13), "ann" (the pool with 25 % of its labels flipped), "greedy" (one annotator, nearly
+    deterministic), "human" (16 raters) or "gold" (the truth).
     """
-    if name == "sim_ann":
-        return Flip(judge("sim_eval", seed), 0.25, seed=seed)
-    if name == "gold":
+    key = match_family("judge", name, (*FAMILIES, "human", "gold"))
+    if key == "sim_ann":
+        return Flip(judge("eval", seed), 0.25, seed=seed)
+    if key == "gold":
         return HigherReward(gold.GoldOracle())
-    if name not in _POOLS:
-        raise did_you_mean("judge", name, (*_POOLS, "sim_ann", "gold"))
-    return Annotators(name, _POOLS[name], seed=seed)
+    return Annotators(key, _POOLS[key], seed=seed)
 
 
 def utility_oracle(name: str) -> RewardOracle:
-    """The mean utility of the annotators of "sim_eval", "sim_gpt4" or "human"."""
-    if name not in _POOLS:
-        raise did_you_mean("judge with utilities", name, _POOLS)
-    return Utility(f"{name}_utility", _POOLS[name])
+    """The mean utility of the annotators of "eval", "greedy" or "human"."""
+    key = match_family("judge with utilities", name, ("eval", "greedy", "human"))
+    return Utility(f"{key}_utility", _POOLS[key])

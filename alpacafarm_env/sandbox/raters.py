@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import did_you_mean
+from ..arguments import match_family
 from ..instructions import RATINGS
 from ..oracles.base import DetailedOracle, Verdicts
 from ..oracles.draws import KeyedDraws, check_count
@@ -147,7 +147,6 @@ def _critique(row: Row, sees: NDArray[np.bool_]) -> str:
 
 
 def raters(name: str, seed: int = 0) -> Raters:
-    """The raters of a name: "sim_eval" (the pool of 13), "sim_gpt4" (one) or "human" (16)."""
-    if name not in RATERS:
-        raise did_you_mean("raters", name, RATERS)
-    return Raters(name, RATERS[name], seed=seed)
+    """The raters of a name: "eval" (the pool of 13), "greedy" (one) or "human" (16)."""
+    key = match_family("raters", name, ("eval", "greedy", "human"))
+    return Raters(key, RATERS[key], seed=seed)
