@@ -1,4 +1,4 @@
-"""What a LoRA adapter's folder builds on: its base by a way that holds after a move, by absolute path, or by hub name.
+"""The base of a LoRA adapter's folder: by a way that holds after a move, by absolute path, or by hub name.
 
 adapter_config.json names a base as peft reads it from any directory: by absolute path or hub name. Of a base in a
 folder, `BASE_FILE` beside it keeps the way there from the adapter's own folder, {"path": "../base"}. We go that way

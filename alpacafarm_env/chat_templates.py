@@ -99,13 +99,13 @@ class ChatTemplate(PromptTemplate):
     between: str
     """From the end of the user's message to the start of the answer."""
     trail: str
-    """What follows the answer."""
+    """The text behind the answer."""
     trims: tuple[bool, bool]
     """Whether the template strips white space off the user's message, and off the answer."""
     end: int
     """The first token of `trail` that is no text, the tokenizer's EOS if it has none."""
     system: tuple[str, str, bool] | None
-    """What is written before a system text, and from its end to the user's message, and whether white space is stripped
+    """The text before a system text, and from its end to the user's message, and whether white space is stripped
     off it; None without a place for it.
     """
     program: str = ""
@@ -263,7 +263,7 @@ def chat_template(template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, 
 
 
 def ids_around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """What a tokenizer puts in front of every text, and behind it."""
+    """The tokens that a tokenizer puts in front of every text, and behind it."""
     (plain,), (whole,) = (tokens_of(tokenizer, ["a"], around=around) for around in (False, True))
     front = next((place for place in range(len(whole)) if whole[place : place + len(plain)] == plain), 0)
     return whole[:front], whole[front + len(plain) :]
@@ -276,14 +276,14 @@ def _encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[str, ...]])
     somebody spelled one out: then piece by piece, the foreign ones as letters.
     """
     encoded = _parsed(tokenizer, ["".join(row) for row in rows])
-    special, known = special_ids(tokenizer), dict[tuple[str, ...], list[int]]()
+    special, own_special = special_ids(tokenizer), dict[tuple[str, ...], list[int]]()
     for number, row in enumerate(rows):
         own = row[::2]
-        if own not in known:
-            known[own] = [token for piece in _parsed(tokenizer, own) for token in piece if token in special]
+        if own not in own_special:
+            own_special[own] = [token for piece in _parsed(tokenizer, own) for token in piece if token in special]
         # The unknown token stands for letters too, so it is looked for in the text.
         unknown = tokenizer.unk_token is not None and any(tokenizer.unk_token in text for text in row[1::2])
-        if unknown or [token for token in encoded[number] if token in special] != known[own]:
+        if unknown or [token for token in encoded[number] if token in special] != own_special[own]:
             read = (_parsed, tokens_of)
             parts = [read[place % 2](tokenizer, [piece])[0] for place, piece in enumerate(row)]
             encoded[number] = [token for part in parts for token in part]
@@ -300,7 +300,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def _split(text: str, message: str) -> tuple[str, str]:
-    """What stands before and behind a message."""
+    """The texts before and behind a message."""
     parts = text.split(message)
     if len(parts) != 2:
         raise DataError(f"it writes a message {len(parts) - 1} times, expected once")

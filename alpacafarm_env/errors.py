@@ -60,7 +60,7 @@ class APIError(AlpacaFarmError, RuntimeError):
     """A request to a served model has failed. No message holds a key."""
 
     cost_usd: float = 0.0
-    """What its attempts may have cost nevertheless; NaN where the model has no price."""
+    """US dollars that its attempts may have cost nevertheless; NaN where the model has no price."""
 
 
 class PermanentAPIError(APIError):

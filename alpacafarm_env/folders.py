@@ -29,7 +29,7 @@ TRAINING_FILES = (
     *("trainer_state.json", "all_results.json"),
     *("train_results.json", "eval_results.json", "predict_results.json"),
 )
-"""What a trainer leaves in a model's folder and nobody loads."""
+"""Files that a trainer leaves in a model's folder and nobody loads."""
 
 Content = dict[str, str]
 """File, relative to its folder -> "sha256:" and its hash."""
@@ -84,8 +84,8 @@ _HELD: weakref.WeakSet[Claim] = weakref.WeakSet()
 def _forget_all() -> None:
     """Closes a forked child's copies, which would outlive the owner; the owner's claims stay."""
     for held in list(_HELD):
-        if found := held._end.detach():
-            os.close(found[2][0])
+        if parts := held._end.detach():
+            os.close(parts[2][0])
 
 
 os.register_at_fork(after_in_child=_forget_all)
@@ -132,8 +132,8 @@ def hash_folder(folder: Path | str) -> Content:
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"{folder}: expected a folder of data, found none.")
-    found = [*root.glob("*"), *(root / OUTPUTS).glob("*")]
-    files = (path.relative_to(root) for path in found if path.is_file() and stem_of(path) is not None)
+    paths = [*root.glob("*"), *(root / OUTPUTS).glob("*")]
+    files = (path.relative_to(root) for path in paths if path.is_file() and stem_of(path) is not None)
     try:
         return {file.as_posix(): _hash(root / file) for file in sorted(files) if not file.name.startswith(".")}
     except OSError as error:
@@ -150,18 +150,18 @@ def hash_model(name: Path | str) -> Content:
     try:
         files = sorted(path for path in root.iterdir() if path.suffix in MODEL_SUFFIXES and path.is_file())
         unread = [path for path in files if path.name.startswith(".") or path.name in (*TRAINING_FILES, BASE_FILE)]
-        found = {file.name: _hash(file) for file in files if file not in unread}
+        digests = {file.name: _hash(file) for file in files if file not in unread}
         if is_adapter(root):
             settings = read_json(root / ADAPTER_CONFIG)
             named = settings.pop("base_model_name_or_path", None)  # content is what it is, not where
-            found[ADAPTER_CONFIG] = _digest(hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest())
+            digests[ADAPTER_CONFIG] = _digest(hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest())
             base = hash_model(adapter_base(root)) if named else {}
-            found |= {f"base/{file}": digest for file, digest in base.items()}
+            digests |= {f"base/{file}": digest for file, digest in base.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{name}: expected a model's files, got {error}.") from error
-    if not found:
+    if not digests:
         raise CheckpointError(f"{name}: expected a model's files, found none of {', '.join(MODEL_SUFFIXES)}.")
-    return found
+    return digests
 
 
 def check_model(name: Path | str) -> None:
@@ -241,9 +241,9 @@ def _taken(folder: Path) -> CheckpointError:
 
 def _hash(file: Path) -> str:
     """A file that has not changed is read once per process: gigabytes take seconds."""
-    found = file.stat()
-    changed_ns = max(found.st_mtime_ns, found.st_ctime_ns)
-    key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    status = file.stat()
+    changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
+    key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     # Two changes within a tick of the file system's clock look like one.
     if time.time_ns() - changed_ns < 2_000_000_000 or key not in _HASHES:
         with file.open("rb") as content:

@@ -8,7 +8,7 @@ RATINGS: Final = range(1, 8)
 
 
 class Instruction(str):
-    r"""What the user asks: an immutable `str` that also remembers its two fields.
+    r"""A user's request: an immutable `str` that also remembers its two fields.
 
     The text is `instruction`, followed by a blank line and `input` when there is one. `id` is unique within a split, -1
     if it has none; `split_name` and `source` (the evaluation set, "selfinstruct", ...) are "" if unknown. `system` is a

@@ -55,8 +55,8 @@ def pad_before_score(model: Any) -> int | None:
     Right of its texts such a model needs no attention mask: no token sees a pad.
     """
     bare = _without_adapters(model)
-    known = isinstance(bare, GenericForSequenceClassification)
-    pad: int | None = bare.config.get_text_config().pad_token_id if known else None
+    shares_rule = isinstance(bare, GenericForSequenceClassification)
+    pad: int | None = bare.config.get_text_config().pad_token_id if shares_rule else None
     return pad
 
 

@@ -14,7 +14,7 @@ _SOURCES: Final[WeakKeyDictionary[ModuleType, str]] = WeakKeyDictionary()
 
 
 def find_attribute(kind: str, name: str) -> Any:
-    """What `module:attribute` names; UnknownNameError, beginning with `kind` ("Method"), if it cannot be imported."""
+    """The object named `module:attribute`; UnknownNameError, beginning with `kind` ("Method"), if there is none."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(_load(module), attribute)

@@ -106,13 +106,13 @@ def load_model(
         _check_room(path, options.get("dtype"))
         load = getattr(transformers, kind).from_pretrained
         options |= {"trust_remote_code": False, "use_safetensors": True}
-        model, found = load(path, output_loading_info=True, **options)
-    if kind == "AutoModelForCausalLM" and "score.weight" in found["unexpected_keys"]:
+        model, info = load(path, output_loading_info=True, **options)
+    if kind == "AutoModelForCausalLM" and "score.weight" in info["unexpected_keys"]:
         raise CheckpointError(f"{path}: expected a language model, found a reward model or another classifier.")
-    if beyond := _untaken(model, found["unexpected_keys"]):
-        told = f"by it the layers leave {len(beyond)} out, such as {beyond[:3]}. Restore the one saved with them."
-        raise CheckpointError(f"{path}: expected a config.json that fits the weights, but {told}")
-    lacking = set(found["missing_keys"])
+    if beyond := _untaken(model, info["unexpected_keys"]):
+        reason = f"by it the layers leave {len(beyond)} out, such as {beyond[:3]}. Restore the one saved with them."
+        raise CheckpointError(f"{path}: expected a config.json that fits the weights, but {reason}")
+    lacking = set(info["missing_keys"])
     if unexpected := sorted(lacking - set(new)):
         raise CheckpointError(
             f"{path}: expected all weights of a {type(model).__name__}, but {len(unexpected)} are not there, such as "
@@ -122,7 +122,7 @@ def load_model(
 
 
 def _untaken(model: Any, names: Collection[str]) -> list[str]:
-    """Of weights that a model has not taken, those of its own layers.
+    """The weights of a model's own layers among those that it has not taken.
 
     What stands beside the layers may be left over: the output of a tied model, a head, an encoder of images.
     """
@@ -206,8 +206,8 @@ def file_states(folder: str | PathLike[str]) -> list[tuple[str, int, int, int]]:
     """
     root = Path(folder).expanduser()
     files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
-    found = ((path.relative_to(root).as_posix(), path.stat()) for path in files)
-    return [(name, state.st_ino, state.st_ctime_ns, state.st_size) for name, state in found]
+    states = ((path.relative_to(root).as_posix(), path.stat()) for path in files)
+    return [(name, state.st_ino, state.st_ctime_ns, state.st_size) for name, state in states]
 
 
 @contextmanager

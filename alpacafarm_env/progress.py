@@ -23,7 +23,7 @@ def make_bar(total: int, name: str, *, show: bool = True, log_s: float | None = 
 
 
 _CURSOR_UP = "\x1b[A"
-"""What tqdm writes after a bar below another one."""
+"""Text that tqdm writes after a bar below another one."""
 
 
 class _Lines:

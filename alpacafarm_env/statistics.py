@@ -189,8 +189,8 @@ def _between(mean: float, half: float, least: float, most: float) -> tuple[float
 
 def mean_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mean over the first axis, NaN left out; NaN where nothing is known."""
-    known = ~np.isnan(values)
-    num = known.sum(axis=0)
+    scored = ~np.isnan(values)
+    num = scored.sum(axis=0)
     return np.asarray(np.where(num, np.nansum(values, axis=0) / np.maximum(num, 1), np.nan), dtype=np.float64)
 
 

@@ -154,8 +154,8 @@ def cut_anchor(
 
 
 def _check(name: str, text: str, expected: set[str]) -> None:
-    found = set(_PLACEHOLDER.findall(text))
-    if found != expected:
+    placeholders = set(_PLACEHOLDER.findall(text))
+    if placeholders != expected:
         wanted = " and ".join("{" + key + "}" for key in sorted(expected))
         raise DataError(f"The template's {name} text must hold exactly {wanted}, got {text!r}")
 

@@ -42,7 +42,7 @@ class Scored:
         self.oracle = self._scoring.make_oracle(spec)
 
     def scoring(self) -> AbstractContextManager[None]:
-        """What holds during a step: this oracle decides, unless an outer wrapper already said who does."""
+        """Within a step this oracle decides, unless an outer wrapper already said who does."""
         return self._scoring.scored_by(self.oracle)
 
     def step(self, action: Any) -> Any:
@@ -72,7 +72,7 @@ class Reported(Scored):
         self.choose(spec)
 
     def scoring(self) -> AbstractContextManager[None]:
-        """What holds during a step: this oracle's score is reported too."""
+        """Within a step this oracle's score is reported too."""
         return self._scoring.also_scored_by(self.key, self.oracle)
 
 

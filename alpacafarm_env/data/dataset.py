@@ -37,7 +37,7 @@ REFERENCE_FILE = "davinci003"
 
 @runtime_checkable
 class Dataset(Protocol):
-    """What environments and agents need of data. `level` is "sandbox", "recorded" or "live"."""
+    """The protocol of data, as environments and agents need it. `level` is "sandbox", "recorded" or "live"."""
 
     name: str
     level: str
@@ -84,7 +84,7 @@ class RowDataset:
         self, name: str, records: Mapping[str, tuple[str, Sequence[object]]], *, allow_overlap: bool = False
     ) -> None:
         self.name = name
-        self._splits = {split: build_split(split, source, found) for split, (source, found) in records.items()}
+        self._splits = {split: build_split(split, source, rows) for split, (source, rows) in records.items()}
         if not allow_overlap:
             for name, split in self._splits.items():
                 if split.kind == "preference":
@@ -128,9 +128,9 @@ class RowDataset:
 
     def preferences(self, split: str = "preference") -> tuple[Preference, ...]:
         """The pairs of a split, one for each row."""
-        known = {str(instruction): instruction for instruction in self.instructions(split)}
+        by_text = {str(instruction): instruction for instruction in self.instructions(split)}
         return tuple(
-            Preference(known[merged(row)], (row["output_1"], row["output_2"]), int(row["preference"]))
+            Preference(by_text[merged(row)], (row["output_1"], row["output_2"]), int(row["preference"]))
             for row in self._rows(split, "preference", "preferences")
         )
 
@@ -140,20 +140,20 @@ class RowDataset:
         return self._splits[name]
 
     def _rows(self, split: str, kind: str, what: str) -> tuple[Mapping[str, Any], ...]:
-        found = self._split(split)
-        if found.kind != kind:
+        chosen = self._split(split)
+        if chosen.kind != kind:
             left_out = ("system", "generator", "dataset")
             fields = ", ".join(field.name for field in KINDS[kind] if field.name not in left_out)
-            text = f"{what} need {kind} rows ({fields}), got {found.kind} rows"
-            raise DataError(f"{found.source}: {text}. Add those fields or use another split.")
-        return found.rows
+            text = f"{what} need {kind} rows ({fields}), got {chosen.kind} rows"
+            raise DataError(f"{chosen.source}: {text}. Add those fields or use another split.")
+        return chosen.rows
 
 
 def build_split(name: str, source: str, records: Sequence[object]) -> Split:
     """Checks the records of a split and builds its instructions; ids count from 0 in the order of the file."""
-    found = [as_row(record) for record in records]
-    kind = kind_of(found)
-    rows = tuple(check_rows(found, KINDS[kind], source))
+    fields = [as_row(record) for record in records]
+    kind = kind_of(fields)
+    rows = tuple(check_rows(fields, KINDS[kind], source))
     instructions = tuple(
         instruction_in(row, id=index, split=name, source=row.get("dataset", ""))
         for index, row in enumerate(_firsts(rows) if kind == "preference" else rows)
@@ -198,15 +198,15 @@ def data_files(path: Path) -> dict[str, Path]:
     """The data files of a folder by their name without suffixes; DataError if two differ only in format."""
     if not path.is_dir():
         raise DataError(f"{path}: expected a folder with data files, got no such folder.")
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         if (stem := stem_of(file)) is None or not file.is_file():
             continue
-        if stem in found:
-            names = f"{found[stem].name!r} and {file.name!r}"
+        if stem in files:
+            names = f"{files[stem].name!r} and {file.name!r}"
             raise DataError(f"{path}: expected one file for {stem!r}, got {names}. Remove one.")
-        found[stem] = file
-    return found
+        files[stem] = file
+    return files
 
 
 def read_outputs(
@@ -231,12 +231,12 @@ def join_outputs(path: Path, instructions: Sequence[str], *, of: str) -> dict[st
     Raises DataError for a faulty row, or an instruction that is there twice or not one of `instructions`.
     """
     rows = check_rows([as_row(record) for record in read_records(path)], DEMONSTRATION, str(path))
-    known = set(map(str, instructions))
+    expected = set(map(str, instructions))
     outputs: dict[str, str] = {}
     faults = []
     for row in rows:
         text = merged(row)
-        if text in outputs or text not in known:
+        if text in outputs or text not in expected:
             problem = "an instruction that no other record has" if text in outputs else f"an instruction of {of}"
             faults.append(Fault(row.number, "instruction", shown(text), problem))
         outputs[text] = row["output"]

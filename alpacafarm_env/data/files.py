@@ -45,8 +45,8 @@ def read_records(path: Path) -> list[object]:
     try:
         text = content.decode("utf-8-sig")  # tolerates the byte order mark some editors add
     except UnicodeDecodeError as error:
-        found = f"byte 0x{content[error.start]:02x} at offset {error.start}"
-        raise DataError(f"{path}: expected UTF-8, got {found}. Save the file as UTF-8.") from error
+        byte = f"byte 0x{content[error.start]:02x} at offset {error.start}"
+        raise DataError(f"{path}: expected UTF-8, got {byte}. Save the file as UTF-8.") from error
     return _json_lines(text) if suffix == ".jsonl" else _json(text, path)
 
 

@@ -42,9 +42,9 @@ _SCHEMAS = (
 class _MisfitError(Exception):
     """Wraps the fault of a record that is none of the kinds."""
 
-    def __init__(self, field: str, found: object, expected: str) -> None:
+    def __init__(self, field: str, value: object, expected: str) -> None:
         super().__init__()
-        self.fault = Fault(0, field, shown(found), expected)
+        self.fault = Fault(0, field, shown(value), expected)
 
 
 def as_row(record: object) -> object:
@@ -119,24 +119,24 @@ def _preference(given: dict[str, Any]) -> dict[str, Any]:
     """The prompt may be in a field of its own, in front of both responses, or both."""
     responses = [_turns(given, name, "assistant") for name in _PAIR]
     if "instruction" in given:
-        asked = list[tuple[str, str]]()
+        question = list[tuple[str, str]]()
     elif "prompt" in given or any(len(turns) < 2 for turns in responses):
-        asked = _turns(given, next(filter(given.__contains__, ("prompt", "conversations")), "prompt"), "user")
+        question = _turns(given, next(filter(given.__contains__, ("prompt", "conversations")), "prompt"), "user")
     else:
-        asked = responses[0][:1]
+        question = responses[0][:1]
     rows = []
     for name, turns in zip(_PAIR, responses, strict=True):
         if "instruction" in given:
             rows.append({**given, "output": _only(turns, name, "assistant")})
         else:
-            rows.append(_answered(given, *_joined(asked, turns, name)))
+            rows.append(_answered(given, *_joined(question, turns, name)))
             if "output" not in rows[-1]:
                 raise _MisfitError(name, given[name], "an answer of the assistant's")
     outputs = [row["output"] for row in rows]
     label = given.get("preference", 1)
     first, second = reversed(outputs) if label == 2 else outputs
-    question = {name: rows[0][name] for name in ("instruction", *_KEPT) if name in rows[0]}
-    return {**question, "output_1": first, "output_2": second, "preference": label}
+    fields = {name: rows[0][name] for name in ("instruction", *_KEPT) if name in rows[0]}
+    return {**fields, "output_1": first, "output_2": second, "preference": label}
 
 
 def _turns(given: dict[str, Any], field: str, role: str) -> list[tuple[str, str]]:
@@ -163,9 +163,9 @@ def _turn(message: object) -> tuple[str, Any]:
     return str(message.get("role")), message.get("content")
 
 
-def _joined(asked: list[tuple[str, str]], turns: list[tuple[str, str]], field: str) -> list[tuple[str, str]]:
+def _joined(prompt: list[tuple[str, str]], turns: list[tuple[str, str]], field: str) -> list[tuple[str, str]]:
     """A question and its answer, which may repeat the question."""
-    question = [("user", _only(asked, "prompt", "user"))]
+    question = [("user", _only(prompt, "prompt", "user"))]
     if turns[:1] == question:
         return turns
     return [*question, ("assistant", _only(turns, field, "assistant"))] if turns else question

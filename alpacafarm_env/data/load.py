@@ -49,22 +49,22 @@ def _hub_records(name: str, revision: str | None) -> dict[str, tuple[str, Sequen
         if name == ALPACA_FARM:
             branch = (revision or "refs/convert/parquet").replace("/", "%2F")
             source = f"hf://datasets/{name}@{branch}"
-            found = {
+            splits = {
                 split: datasets.load_dataset("parquet", data_files=f"{source}/{folder}/*.parquet", split="train")
                 for split, folder in ALPACA_FARM_FILES.items()
             }
         else:
             # A configuration for each split is what `export` writes, as their fields differ.
             configs = [each for each in datasets.get_dataset_config_names(name, revision=revision) if each in SPLITS]
-            found = {}
+            splits = {}
             for config in configs or [None]:
-                found |= datasets.load_dataset(name, config, revision=revision)
+                splits |= datasets.load_dataset(name, config, revision=revision)
     except Exception as error:  # the hub's client, the network and the cache each have errors of their own
         raise DataError(f"{name}: expected a dataset from the hub, got {type(error).__name__}: {error}") from error
-    usable = [split for split in (*FILE_SPLITS, TRAIN) if split in found]
+    usable = [split for split in (*FILE_SPLITS, TRAIN) if split in splits]
     if not usable:
-        raise DataError(f"{name}: expected splits among {', '.join((*FILE_SPLITS, TRAIN))}, got {sorted(found)}.")
-    return by_split(name, [(split, f"{name} ({split})", list(found[split])) for split in usable])
+        raise DataError(f"{name}: expected splits among {', '.join((*FILE_SPLITS, TRAIN))}, got {sorted(splits)}.")
+    return by_split(name, [(split, f"{name} ({split})", list(splits[split])) for split in usable])
 
 
 def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool = False) -> Dataset:

@@ -105,15 +105,15 @@ class RecordedDataset(FolderDataset):
         names = self.judged if generator is None else (generator,)
         instructions = [str(instruction) for instruction in self.instructions("eval")]
         verdicts: dict[tuple[str, str], float] = {}
-        found: dict[tuple[str, str], set[float]] = {}
+        by_text: dict[tuple[str, str], set[float]] = {}
         for name in names:
             credits = self.judgements(name).tolist()
             for text, response, credit in zip(instructions, self.outputs(name), credits, strict=True):
                 if not math.isnan(credit):
-                    found.setdefault((text, response), set()).add(credit)
+                    by_text.setdefault((text, response), set()).add(credit)
                 else:
                     verdicts[text, response] = math.nan
-        verdicts |= {key: credits.pop() if len(credits) == 1 else math.nan for key, credits in found.items()}
+        verdicts |= {key: credits.pop() if len(credits) == 1 else math.nan for key, credits in by_text.items()}
         for text, response in zip(instructions, self.references("eval"), strict=True):
             verdicts.setdefault((text, response), 0.5)
         return verdicts
@@ -131,12 +131,12 @@ class RecordedDataset(FolderDataset):
         """Checks the reference responses' hash and returns their generator's name."""
         path = files[REFERENCE_FILE]
         expected = _pinned(files[PIN_FILE]) if PIN_FILE in files else DAVINCI003_SHA256
-        found = reference_digest(self.instructions("eval"), self.references("eval"))
-        if found != expected:
+        digest = reference_digest(self.instructions("eval"), self.references("eval"))
+        if digest != expected:
             raise DataError(
-                f"{path}: expected the reference responses with sha256 {expected}, got {found}: the recorded "
+                f"{path}: expected the reference responses with sha256 {expected}, got {digest}: the recorded "
                 "judgements compare with other texts than these. Use the file that belongs to them; for "
-                f'judgements of your own put {{"reference_sha256": "{found}"}} into {PIN_FILE}.json beside it.'
+                f'judgements of your own put {{"reference_sha256": "{digest}"}} into {PIN_FILE}.json beside it.'
             )
         rows = check_rows(read_records(path), (Field("generator", TEXT, is_text, REFERENCE_FILE),), str(path))
         return str(rows[0]["generator"])

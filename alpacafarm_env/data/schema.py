@@ -40,7 +40,7 @@ class Row(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Field:
-    """What a field should be, in words and as a check, and a default if it is optional (null then counts as absent)."""
+    """A field in words and as a check, with a default if it is optional (null then counts as absent)."""
 
     name: str
     expected: str
@@ -67,7 +67,7 @@ def _is_choice(value: object) -> bool:
 
 
 TEXT = "a string (Unicode without lone surrogates)"
-"""What a field with the check `is_text` expects."""
+"""The words for a field with the check `is_text`."""
 # AlpacaEval merges the input into the instruction. Further fields are ignored.
 INSTRUCTION = (
     Field("instruction", "a non-empty string", _is_filled_text),

@@ -1,4 +1,4 @@
-"""What a step reports, as columns `{key: array [B]}` (one level of nesting allowed), and its two readings.
+"""A step's report, as columns `{key: array [B]}` (one level of nesting allowed), and its two readings.
 
 `row` reads one environment's info from them. `scatter` places them into the slots of a vector environment, in the form
 that `gymnasium.vector.VectorEnv._add_info` would build from the rows, masks included, without visiting rows.

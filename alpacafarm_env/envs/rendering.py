@@ -24,7 +24,7 @@ _CUT = "[...]"
 
 
 class Episode(NamedTuple):
-    """What there is to show: an instruction, then a response to it (so far), then its reward."""
+    """An episode to show: an instruction, then a response to it (so far), then its reward."""
 
     instruction: str
     response: str | None = None
@@ -67,13 +67,13 @@ class Episode(NamedTuple):
 
     def _lines(self) -> list[tuple[str, tuple[int, int, int]]]:
         """At most `_ROWS` lines with their colours."""
-        asked, answered = _wrapped(self.instruction), _wrapped(self.response or "")
+        question, answer = _wrapped(self.instruction), _wrapped(self.response or "")
         room = _ROWS - 5  # less two headings, two empty lines and the reward
-        asked = _cut(asked, max(room // 2, room - len(answered)))
-        answered = _cut(answered, room - len(asked))
-        lines = [("Instruction", _HEADING), *((line, _INK) for line in asked)]
+        question = _cut(question, max(room // 2, room - len(answer)))
+        answer = _cut(answer, room - len(question))
+        lines = [("Instruction", _HEADING), *((line, _INK) for line in question)]
         if self.response is not None:
-            lines += [("", _INK), ("Response", _HEADING), *((line, _INK) for line in answered)]
+            lines += [("", _INK), ("Response", _HEADING), *((line, _INK) for line in answer)]
         if self.reward is not None:
             lines += [("", _INK), (_cut_end(f"Reward {self._verdict} ({self.oracle})"), _HEADING)]
         return lines

@@ -1,4 +1,4 @@
-"""What every AlpacaFarm environment shares: its instructions, and who scores the responses to them.
+"""The core of every AlpacaFarm environment: its instructions, and who scores the responses to them.
 
 While a reward wrapper's `step` runs, it names the oracle to ask by `scored_by`. Calls nest from the outside in, so the
 outermost wrapper decides; the environment's own oracle is then neither asked nor even built.
@@ -247,11 +247,11 @@ def instruction_columns(instructions: Sequence[Instruction], split: str) -> dict
     }
 
 
-def check_options(given: Iterable[str], known: Sequence[str]) -> None:
+def check_options(given: Iterable[str], options: Sequence[str]) -> None:
     """Raises UnknownNameError for an option of `reset` that does not exist."""
     for key in given:
-        if key not in known:
-            raise did_you_mean("reset option", key, known)
+        if key not in options:
+            raise did_you_mean("reset option", key, options)
 
 
 def check_response(response: object, slot: int | None = None) -> str:

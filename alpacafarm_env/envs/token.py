@@ -68,7 +68,7 @@ class Tokens:
         self._pad_token_id: int = self.eos_token_id if pad is None else pad
 
     def token_spaces(self) -> tuple[spaces.Dict, spaces.Discrete]:
-        """What one environment observes, and its actions."""
+        """The spaces of one environment's observations and actions."""
         vocab_size = len(self.tokenizer)
         observed: dict[str, spaces.Space[Any]] = {
             "input_ids": spaces.Box(0, vocab_size - 1, (self._length,), np.int64),

@@ -118,11 +118,13 @@ class TokenVectorEnv(Tokens, InstructionVectorEnv):
         self, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], ended: Slots, finished: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float64], Columns]:
         """Rewards and infos of the slots whose responses have ended."""
-        asked = [self._observations[slot] for slot in ended.tolist()]
+        instructions = [self._observations[slot] for slot in ended.tolist()]
         responses = [self._decode(self._response(input_ids, lengths, slot)) for slot in ended.tolist()]
-        scores, columns = self.score(asked, responses)
+        scores, columns = self.score(instructions, responses)
         if self.render_mode is not None:
-            for slot, *shown in zip(ended.tolist(), asked, responses, scores.tolist(), columns["oracle"], strict=True):
+            for slot, *shown in zip(
+                ended.tolist(), instructions, responses, scores.tolist(), columns["oracle"], strict=True
+            ):
                 self._show(slot, Episode(*shown))
         tokens = {
             "response_tokens": lengths[ended] - self._prompt_lengths[ended],
@@ -133,7 +135,7 @@ class TokenVectorEnv(Tokens, InstructionVectorEnv):
     def _reported(
         self, rewards: NDArray[np.float64], columns: Columns, ended: Slots, waiting: Slots
     ) -> TokenStepResult:
-        """What `step` returns, after the automatic resets."""
+        """The result of `step`, after the automatic resets."""
         terminations, truncations = np.zeros((2, self.num_envs), dtype=np.bool_)
         terminations[ended], truncations[ended] = ~np.isnan(rewards[ended]), np.isnan(rewards[ended])
         infos: dict[str, Any] = scatter(columns, ended, self.num_envs) if ended.size else {}
@@ -148,8 +150,8 @@ class TokenVectorEnv(Tokens, InstructionVectorEnv):
             self._ask(waiting, self._draw(waiting))
         others = np.setdiff1d(np.arange(self.num_envs), ended)
         if others.size:
-            asked = [self._observations[slot] for slot in others.tolist()]
-            infos = merge(infos, scatter(instruction_columns(asked, self.split), others, self.num_envs))
+            instructions = [self._observations[slot] for slot in others.tolist()]
+            infos = merge(infos, scatter(instruction_columns(instructions, self.split), others, self.num_envs))
         return self._observed(), rewards, terminations, truncations, infos
 
     def _ask(self, slots: Slots, positions: Slots) -> None:

@@ -238,5 +238,5 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
                 self._show(slot, Episode(self._observations[slot]))
 
     def _reset_infos(self, slots: Slots) -> dict[str, Any]:
-        asked = [self._observations[i] for i in slots.tolist()]
-        return scatter(instruction_columns(asked, self.split), slots, self.num_envs)
+        instructions = [self._observations[i] for i in slots.tolist()]
+        return scatter(instruction_columns(instructions, self.split), slots, self.num_envs)

@@ -1,4 +1,4 @@
-"""What an oracle is: two protocols, and the functions `judge` and `compare` that ask one and check its answer.
+"""Oracles: two protocols, and the functions `judge` and `compare` that ask one and check its answer.
 
 An oracle needs a `name` and one method, `score` or `compare`, and nothing has to be inherited or registered; where one
 is given as an object, a function that scores may stand for it (`FunctionOracle`). It answers a whole batch in one call,
@@ -96,7 +96,7 @@ class NoCopy:
 
 
 class Uncopied:
-    """What is there in place of a policy's deep copy."""
+    """Stands in place of a policy's deep copy."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -161,7 +161,7 @@ class FunctionOracle(NoDeepCopy):
         self.name = name or getattr(function, "__name__", type(function).__name__).strip("<>")
 
     def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """What the function gives, [B]."""
+        """The function's scores, [B]."""
         return np.asarray(self._function(instructions, responses))
 
 
@@ -263,8 +263,8 @@ def _ask(
         return Verdicts(np.empty(0))
     detailed = getattr(oracle, "judge", None)
     # Tuples: the next oracle to be asked, and `info`, must see what this one saw.
-    asked = [tuple(column) for column in batch]
-    verdicts = detailed(*asked) if detailed is not None else Verdicts(answer(*asked))
+    columns = [tuple(column) for column in batch]
+    verdicts = detailed(*columns) if detailed is not None else Verdicts(answer(*columns))
     if not isinstance(verdicts, Verdicts):
         raise OracleError(f"{oracle.name!r}.judge must return Verdicts, got {type(verdicts).__name__}.")
     for key, values in verdicts.details.items():

@@ -118,7 +118,7 @@ class MicroBatched(DetailedOracle):
 
 
 class _Query:
-    """What one thread asks, and the answer or error."""
+    """One thread's rows, and the answer or error."""
 
     def __init__(self, instructions: Sequence[str], responses: Sequence[str]) -> None:
         if len(instructions) != len(responses):

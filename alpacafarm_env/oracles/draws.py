@@ -1,4 +1,4 @@
-"""What a pool draws for each pair: who judges, which response is shown first, which way a doubt falls.
+"""A pool's draws for each pair: who judges, which response is shown first, which way a doubt falls.
 
 Every draw is keyed on (seed, stream, instruction, unordered pair or single response) alone: not on the batch, the order
 of calls or the process, nor on whether annotators are simulated here or asked over HTTP.

@@ -90,12 +90,12 @@ class Ensemble(DetailedOracle):
             combined = mean - self.weight * variance
         members = {f"score:{name}": score for name, score in zip(self.member_names, scores, strict=True)}
         own = {"disagreement": np.sqrt(variance), **members}
-        return Verdicts(combined, own | self._told(answers) | own)  # first, and whatever members call theirs
+        return Verdicts(combined, own | self._member_details(answers) | own)  # first, and whatever members call theirs
 
-    def _told(self, answers: Sequence[Verdicts]) -> dict[str, NDArray[Any]]:
+    def _member_details(self, answers: Sequence[Verdicts]) -> dict[str, NDArray[Any]]:
         """The members' own details."""
         reasons = np.full(len(answers[0].scores), "", object)
-        told: dict[str, NDArray[Any]] = {UNSCORED_REASON: reasons}
+        details: dict[str, NDArray[Any]] = {UNSCORED_REASON: reasons}
         for name, answer in zip(self.member_names, answers, strict=True):
             own = answer.details.get(UNSCORED_REASON, reasons)
             for row in np.flatnonzero(np.isnan(answer.scores) & (reasons == "")).tolist():
@@ -105,12 +105,12 @@ class Ensemble(DetailedOracle):
                     continue
                 values = np.asarray(detail)
                 if not key.startswith("cost_") and values.dtype != np.bool_:
-                    told[f"{key}:{name}"] = values
-                elif key in told:
-                    told[key] = told[key] + values if key.startswith("cost_") else told[key] | values
+                    details[f"{key}:{name}"] = values
+                elif key in details:
+                    details[key] = details[key] + values if key.startswith("cost_") else details[key] | values
                 else:
-                    told[key] = values
-        return told
+                    details[key] = values
+        return details
 
 
 def _checked(given: Iterable[Any]) -> tuple[RewardOracle, ...]:
@@ -126,11 +126,11 @@ def _checked(given: Iterable[Any]) -> tuple[RewardOracle, ...]:
 
 def _numbered(names: Sequence[str]) -> tuple[str, ...]:
     """Names that differ: those that several members share get numbers, in the order of the members."""
-    told: list[str] = []
+    numbered: list[str] = []
     for name in names:
         free = (f"{name}#{number}" for number in count(1))
-        told.append(next(new for new in free if new not in {*names, *told}) if names.count(name) > 1 else name)
-    return tuple(told)
+        numbered.append(next(new for new in free if new not in {*names, *numbered}) if names.count(name) > 1 else name)
+    return tuple(numbered)
 
 
 class BaselineSubtracted(DetailedOracle):
@@ -158,24 +158,24 @@ class BaselineSubtracted(DetailedOracle):
             TypeError: `answers` returned texts instead of lists of texts.
             ValueError: It did not return one list for each instruction.
         """
-        found = judge(self.oracle, instructions, responses)
+        verdicts = judge(self.oracle, instructions, responses)
         if new := list({str(x): x for x in instructions if str(x) not in self._levels}.values()):
-            known = zip(map(str, new), self._measure(new), strict=True)
-            self._levels.update((x, level) for x, level in known if not isnan(level))  # others are asked again
-        return Verdicts(found.scores - [self._levels.get(str(x), nan) for x in instructions], found.details)
+            levels = zip(map(str, new), self._measure(new), strict=True)
+            self._levels.update((x, level) for x, level in levels if not isnan(level))  # others are asked again
+        return Verdicts(verdicts.scores - [self._levels.get(str(x), nan) for x in instructions], verdicts.details)
 
     def _measure(self, instructions: Sequence[str]) -> list[float]:
         """Mean score of the fixed answers to each instruction, [B]."""
-        found = list(self._answers(instructions))
-        if wrong := [each for each in found if isinstance(each, str) or not isinstance(each, Iterable)]:
+        answers = list(self._answers(instructions))
+        if wrong := [each for each in answers if isinstance(each, str) or not isinstance(each, Iterable)]:
             raise TypeError(
                 f"BaselineSubtracted: expected answers to return a list of texts for each instruction, got {wrong[0]!r}"
             )
-        fixed = [list(each) for each in found]
+        fixed = [list(each) for each in answers]
         if len(fixed) != len(instructions):
             raise ValueError(
                 f"BaselineSubtracted: expected answers to return {len(instructions)} lists, got {len(fixed)}"
             )
-        asked = [x for x, answers in zip(instructions, fixed, strict=True) for _ in answers]
-        scores = iter(judge(self.oracle, asked, [text for answers in fixed for text in answers]).scores.tolist())
-        return [fmean([next(scores) for _ in answers]) if answers else nan for answers in fixed]
+        repeated = [x for x, texts in zip(instructions, fixed, strict=True) for _ in texts]
+        scores = iter(judge(self.oracle, repeated, [text for texts in fixed for text in texts]).scores.tolist())
+        return [fmean([next(scores) for _ in texts]) if texts else nan for texts in fixed]

@@ -47,7 +47,7 @@ class Spec(BaseModel):
         return [file_states(getattr(self, key)) for key in _FILES & self.model_fields_set]
 
     def make(self, dataset: Any, seed: int) -> Any:
-        """What it makes: the same object for the same content, dataset and seed, or a new one if it holds objects."""
+        """Makes the oracle: the same for the same content, dataset and seed, or a new one if it holds objects."""
         try:
             place = id(dataset), seed, json.dumps(self, default=_content, sort_keys=True)
         except TypeError:

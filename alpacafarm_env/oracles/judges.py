@@ -61,14 +61,14 @@ class WinRate(DetailedOracle):
         self.paid = is_paid(judge)
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """What the judge gives the response, [B] in [0, 1]: 1 = it wins, 0.5 = tie, NaN = no verdict."""
+        """The judge's verdict on the response, [B] in [0, 1]: 1 = it wins, 0.5 = tie, NaN = no verdict."""
         references = [self.references.get(instruction) for instruction in instructions]
         missing = np.array([reference is None for reference in references], bool)
         same = np.array([r == reference for r, reference in zip(responses, references, strict=True)], bool)
         batch = instructions, [reference or "" for reference in references], responses
         verdicts = _ask_some(self._judge, batch, ~(missing | same), np.where(missing, np.nan, 0.5))
-        told = np.asarray(verdicts.details.get(UNSCORED_REASON, ""))
-        reasons = np.where(told == "", NO_VERDICT, told)
+        stated = np.asarray(verdicts.details.get(UNSCORED_REASON, ""))
+        reasons = np.where(stated == "", NO_VERDICT, stated)
         return unscored(verdicts, np.where(missing, NO_REFERENCE, reasons))
 
 
@@ -85,8 +85,8 @@ class HigherReward(NoDeepCopy):
         """Verdicts [B]: 1 where b has the higher reward, 0 where a has, 0.5 where both are equal, NaN without one."""
         pairs = list(zip(map(str, instructions), a, strict=True))
         new = list({pair: row for row, pair in enumerate(pairs) if pair not in self._known}.values())
-        asked = judge(self._oracle, [instructions[row] for row in new], [a[row] for row in new])
-        self._known.update(zip((pairs[row] for row in new), asked.scores.tolist(), strict=True))
+        verdicts = judge(self._oracle, [instructions[row] for row in new], [a[row] for row in new])
+        self._known.update(zip((pairs[row] for row in new), verdicts.scores.tolist(), strict=True))
         of_a = np.array([self._known[pair] for pair in pairs], dtype=np.float64)
         return np.asarray((np.sign(judge(self._oracle, instructions, b).scores - of_a) + 1) / 2)
 
@@ -126,7 +126,7 @@ class Flip(DetailedJudge):
         return verdicts.with_detail("noised", noised | verdicts.details.get("noised", False))
 
     def _coins(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
-        """What replaces the verdict, [B]: 1 = b preferred, 0 = a, NaN = no noise."""
+        """The coin in place of the verdict, [B]: 1 = b preferred, 0 = a, NaN = no noise."""
         if self._draws is not None:
             return self._draws.noise(list(zip(instructions, a, b, strict=True)), self.p) - 1
         rows = _unordered(instructions, a, b)

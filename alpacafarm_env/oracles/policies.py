@@ -68,7 +68,7 @@ def language_model(policy: object) -> Any:
 
 
 def too_long(policy: Any, instructions: Sequence[str]) -> list[str]:
-    """Of each instruction, why the policy cannot read its prompt, [B]; "" if it can. No prompt is ever cut."""
+    """Why the policy cannot read the prompt of each instruction, [B]; "" if it can. No prompt is ever cut."""
     limit, lengths = policy.max_prompt_tokens, _prompt_lengths(policy, instructions)
     text = "the prompt has {} tokens, and the policy reads {} (max_prompt_tokens) at most"
     return [text.format(length, limit) if length > limit else "" for length in lengths]
@@ -84,16 +84,17 @@ def first_token_logprobs(policy: Any, instructions: Sequence[str]) -> Iterator[t
 
     with torch.no_grad():
         for rows in batches(_prompt_lengths(policy, instructions), _ROWS, tokens_at_once(policy.device)):
-            asked = policy.as_rollouts([instructions[row] for row in rows], [""] * len(rows))  # one token each, the end
-            yield rows, policy.logits(asked).log_softmax(-1)
+            # One token each, the end.
+            rollouts = policy.as_rollouts([instructions[row] for row in rows], [""] * len(rows))
+            yield rows, policy.logits(rollouts).log_softmax(-1)
 
 
 def _prompt_lengths(policy: Any, instructions: Sequence[str]) -> list[int]:
     return [len(prompt) for prompt in policy.template.encode_prompts(policy.tokenizer, instructions)]
 
 
-def _is_model(found: object) -> bool:
-    return all(callable(getattr(found, name, None)) for name in _ABLE)
+def _is_model(value: object) -> bool:
+    return all(callable(getattr(value, name, None)) for name in _ABLE)
 
 
 def rating_question(instruction: str, response: str) -> Instruction:
@@ -127,10 +128,10 @@ class PolicyRating(DetailedOracle):
         self._policy = language_model(policy)
         answers = self._policy.encode_responses([str(rating) for rating in RATINGS], eos=False)
         self._digits = [answer[0] for answer in answers]
-        if (found := len(set(self._digits))) < len(RATINGS):
+        if (num_tokens := len(set(self._digits))) < len(RATINGS):
             raise ValueError(
                 f"A policy rates by the first token of its answer, but its tokenizer begins the answers {RATINGS[0]} "
-                f"to {RATINGS[-1]} with {found} different tokens. Take one that gives each digit a token of its own."
+                f"to {RATINGS[-1]} with {num_tokens} different tokens. Take one with a token for each digit."
             )
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:

@@ -133,7 +133,7 @@ class RewardModel(DetailedOracle):
         return Verdicts((scores - self._mean) / self._std, {"reward_input_truncated": truncated})
 
     def encode(self, instructions: Sequence[str], responses: Sequence[str]) -> list[list[int]]:
-        """What the model reads of each row, as token ids, before anything is cut."""
+        """The token ids that the model reads of each row, before anything is cut."""
         eos = self._config.get("alpacafarm_end_with_eos", True)
         return self._template.encode_pairs(self._tokenizer, instructions, responses, eos=eos)
 
@@ -236,8 +236,8 @@ def check_folder(path: Path) -> dict[str, Any]:
     config_file = path / (OWN_CONFIG if adapter else "config.json")
     config = {} if adapter and not config_file.exists() else read_json(config_file)  # of others' adapter there is none
     if not any(path.glob("*.safetensors")):
-        found = sorted(file.name for file in path.iterdir())
-        raise CheckpointError(f"{path}: expected weights as *.safetensors, found {found[:10]}. {PICKLED}")
+        files = sorted(file.name for file in path.iterdir())
+        raise CheckpointError(f"{path}: expected weights as *.safetensors, found {files[:10]}. {PICKLED}")
     labels = config.get("id2label")
     num_labels = len(labels) if isinstance(labels, dict) and labels else config.get("num_labels", 2)
     if num_labels != 1 and not adapter:

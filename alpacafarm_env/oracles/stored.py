@@ -1,4 +1,4 @@
-"""What is stored and replayed: real judges' judgements, people's labels and ratings, and the references.
+"""Stored verdicts, replayed: real judges' judgements, people's labels and ratings, and the references.
 
 A response or a pair that nobody has judged gets no guess: it has no verdict, and the detail `unscored_reason` says so.
 People's labels and ratings are what `alpacafarm annotate-human` collects.
@@ -167,18 +167,18 @@ class HumanRatings(DetailedOracle):
         Raises:
             DataError: The file cannot be read, or ratings are faulty; names them.
         """
-        found = defaultdict[tuple[str, str], list[Row]](list)
+        by_response = defaultdict[tuple[str, str], list[Row]](list)
         for row in check_rows(read_records(self.path), RATED, str(self.path)):
             if row["rating"] is not None:
-                found[merged(row), row["output"]].append(row)
-        return dict(found)
+                by_response[merged(row), row["output"]].append(row)
+        return dict(by_response)
 
     def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
         """The mean rating of each response, [B] in 1 to 7; NaN = no rating."""
-        rows = [self.ratings.get(asked, []) for asked in zip(map(str, instructions), responses, strict=True)]
-        scores = [float(np.mean([row["rating"] for row in found])) if found else math.nan for found in rows]
-        critiques = ["\n".join(row["critique"] for row in found if row["critique"]) for found in rows]
-        details = {"num_labels": np.array([len(found) for found in rows]), "critique": np.array(critiques, object)}
+        rows = [self.ratings.get(key, []) for key in zip(map(str, instructions), responses, strict=True)]
+        scores = [float(np.mean([row["rating"] for row in ratings])) if ratings else math.nan for ratings in rows]
+        critiques = ["\n".join(row["critique"] for row in ratings if row["critique"]) for ratings in rows]
+        details = {"num_labels": np.array([len(ratings) for ratings in rows]), "critique": np.array(critiques, object)}
         return unscored(Verdicts(np.array(scores), details), np.array(NEVER_RATED))
 
 
@@ -249,14 +249,14 @@ def rated(
         OracleError: A score is no whole number from 1 to 7.
     """
     verdicts = judge(oracle, instructions, responses)
-    known = np.isfinite(verdicts.scores)
-    if wrong := [score for score in verdicts.scores[known].tolist() if score not in RATINGS]:
+    scored = np.isfinite(verdicts.scores)
+    if wrong := [score for score in verdicts.scores[scored].tolist() if score not in RATINGS]:
         raise OracleError(f"Expected whole ratings from 1 to 7 of {oracle.name!r}, got {wrong[0]}.")
-    if not known.all():
-        unscored = shorten(responses[int(np.flatnonzero(~known)[0])])
-        count = f"{(~known).sum()} of {len(known)} responses"
+    if not scored.all():
+        unscored = shorten(responses[int(np.flatnonzero(~scored)[0])])
+        count = f"{(~scored).sum()} of {len(scored)} responses"
         warnings.warn(f"{oracle.name!r} gave no rating of {count}, for instance {unscored}.", stacklevel=2)
-    said = verdicts.details.get("critique", np.full(len(known), ""))
-    rows = [row for row in zip(instructions, responses, verdicts.scores.tolist(), said, known, strict=True) if row[-1]]
+    said = verdicts.details.get("critique", np.full(len(scored), ""))
+    rows = [row for row in zip(instructions, responses, verdicts.scores.tolist(), said, scored, strict=True) if row[-1]]
     ratings = [Rating(ask, response, int(score)) for ask, response, score, *_ in rows]
     return ratings, [Critique(ask, response, str(text)) for ask, response, _, text, _ in rows if text]

@@ -143,7 +143,7 @@ class Sandbox(Dataset):
         return _written(instructions)
 
     def demonstrations(self, split: str = "sft") -> tuple[Demonstration, ...]:
-        """What the crowd wrote."""
+        """The crowd's responses."""
         return tuple(Demonstration(x, demonstration(x)) for x in self.instructions(split))
 
     def pairs(self, split: str = "preference") -> tuple[tuple[str, str], ...]:

@@ -22,7 +22,7 @@ CLOSERS = ("I hope this helps!", "Let me know if you need more!", "Have a nice d
 
 @dataclass(frozen=True)
 class Parts:
-    """What gold is made of.
+    """The parts of gold.
 
     `complete`: distinct true items over the number asked for, at most 1. `false`, `repeated`: counts of claims.
     `form`, `fluent`: shares in [0, 1]. `excess`: words beyond what the task needs; every 16 characters count as one at
@@ -91,8 +91,8 @@ def parts(instruction: str, response: str) -> Parts | None:
 
 def gold(instruction: str, response: str) -> float:
     """The weighted sum of `parts`, NaN for an instruction of another world."""
-    found = parts(instruction, response)
-    return float("nan") if found is None else float(np.dot(astuple(found), astuple(WEIGHTS)))
+    values = parts(instruction, response)
+    return float("nan") if values is None else float(np.dot(astuple(values), astuple(WEIGHTS)))
 
 
 class GoldOracle(DetailedOracle):

@@ -89,12 +89,12 @@ HUMANS: Final = tuple(_human(number) for number in range(1, 17))
 
 @lru_cache(maxsize=200_000)
 def _features(instruction: str, response: str) -> tuple[float, ...] | None:
-    found = gold.parts(instruction, response)
-    if found is None:
+    parts = gold.parts(instruction, response)
+    if parts is None:
         return None
     courteous = any(text in response for text in gold.OPENERS + gold.CLOSERS)
     bullets = bool(re.search(r"^- ", response, re.MULTILINE))
-    return (*astuple(found), float(np.log2(min(len(response), _LONGEST) + 10)), float(bullets), float(courteous))
+    return (*astuple(parts), float(np.log2(min(len(response), _LONGEST) + 10)), float(bullets), float(courteous))
 
 
 def features(instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:

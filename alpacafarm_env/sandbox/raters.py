@@ -87,7 +87,7 @@ class Raters(DetailedOracle):
         return np.asarray(np.clip(np.rint(points), RATINGS[0], RATINGS[-1]))
 
     def critiques(self, rows: Sequence[Row], who: NDArray[np.int64]) -> list[str]:
-        """What the annotators `who` [B] say of the responses, in one or more sentences each, [B]."""
+        """The words of the annotators `who` [B] about the responses, one or more sentences each, [B]."""
         seen = np.stack([self._uniforms(f"sees {part}", rows) for part in _REMARKS], axis=1)
         attention = np.array([annotator.attention for annotator in self.annotators])[who]
         return [_critique(row, sees) for row, sees in zip(rows, seen < attention, strict=True)]
@@ -121,8 +121,8 @@ def _calibration() -> NDArray[np.float64]:
     """Features of the first responses of `preference`, [_NUM_CALIBRATION, features]."""
     data = Sandbox()
     pairs = data.pairs()[: _NUM_CALIBRATION // 2]
-    asked = [ask for ask in data.instructions("preference")[: len(pairs)] for _ in range(2)]
-    return features(asked, [response for pair in pairs for response in pair])
+    instructions = [ask for ask in data.instructions("preference")[: len(pairs)] for _ in range(2)]
+    return features(instructions, [response for pair in pairs for response in pair])
 
 
 _REMARKS: Final = ("complete", "false", "repeated", "form", "fluent", "excess")
@@ -140,10 +140,10 @@ _FAULTS: Final = {
 
 
 def _critique(row: Row, sees: NDArray[np.bool_]) -> str:
-    found = gold.parts(*row)
-    values = zip(_REMARKS, astuple(found), sees.tolist(), strict=True) if found else ()
-    told = [_FAULTS[part].format(value) for part, value, seen in values if seen and value != _BEST.get(part, 0.0)]
-    return " ".join(told) or "I see nothing wrong with it."
+    parts = gold.parts(*row)
+    values = zip(_REMARKS, astuple(parts), sees.tolist(), strict=True) if parts else ()
+    remarks = [_FAULTS[part].format(value) for part, value, seen in values if seen and value != _BEST.get(part, 0.0)]
+    return " ".join(remarks) or "I see nothing wrong with it."
 
 
 def raters(name: str, seed: int = 0) -> Raters:

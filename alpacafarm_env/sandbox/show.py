@@ -121,8 +121,8 @@ def _gold_table(instruction: str, reference: str, response: str) -> list[str]:
     weights = "".join(f"{weight:+10.1f}" for weight in astuple(gold.WEIGHTS))
     lines.append("  weights".ljust(_LABEL + 8) + weights)
     for label, text in {"reference": reference, "policy": response}.items():
-        found = gold.parts(instruction, text)
-        cells = "".join(f"{value:10.4g}" for value in astuple(found)) if found else "  (of another world)"
+        values = gold.parts(instruction, text)
+        cells = "".join(f"{value:10.4g}" for value in astuple(values)) if values else "  (of another world)"
         lines.append(f"  {label}".ljust(_LABEL) + f"{gold.gold(instruction, text):8.2f}{cells}")
     return lines
 

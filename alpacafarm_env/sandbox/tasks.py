@@ -72,7 +72,7 @@ TEMPLATES: tuple[Template, ...] = (
 
 @dataclass(frozen=True)
 class Task:
-    """What an instruction asks for.
+    """The task of an instruction.
 
     `expected` are the items that count as true, `topics` the words that may be named without claiming anything.
     """
@@ -94,13 +94,13 @@ def _fields_task(template: Template, fields: dict[str, str], form: Form) -> Task
     given = tuple(re.findall(r"[a-z]+", fields.get("given", "")))
     if template.asks == "members":
         members = {c.plural: c.topics for c in world.CATEGORIES}.get(fields["plural"], ())
-        found = tuple(word for word in given if word in members)
-        return Task(template.verb, frozenset(found), len(found), form, (), (("", "", found),)) if found else None
+        words = tuple(word for word in given if word in members)
+        return Task(template.verb, frozenset(words), len(words), form, (), (("", "", words),)) if words else None
     if template.asks == "given":
-        found = tuple(word for word in given if word in world.claim_words() - set(world.topic_categories()))
+        words = tuple(word for word in given if word in world.claim_words() - set(world.topic_categories()))
         topics = tuple(word for word in given if word in world.topic_categories())
         wanted = form if form != "any" else ("sentence" if "- " in fields["given"] else "list")
-        return Task(template.verb, frozenset(found), len(found), wanted, topics, (("", "", found),)) if found else None
+        return Task(template.verb, frozenset(words), len(words), wanted, topics, (("", "", words),)) if words else None
     topics = tuple(re.sub(r"^(a|an) ", "", fields[slot]) for slot in ("topic", "other") if slot in fields)
     categories = world.topic_categories()
     if any(topic not in categories for topic in topics) or fields["n"] not in world.NUMBER_WORDS[1:]:

@@ -32,7 +32,7 @@ class Category:
     name: str
     plural: str
     article: str
-    """What stands before a topic: "a", "" for a mass noun."""
+    """The article of a topic: "a", "" for a mass noun."""
     aspects: tuple[Aspect, Aspect]
 
     @property

@@ -25,7 +25,7 @@ class Writer:
     form: float
     """That the form asked for is kept."""
     courtesy: float
-    """Of an opener; half of it of a closer."""
+    """That there is an opener; half of it, that there is a closer."""
     extra: float
     """Mean number of items beyond those asked for."""
 
@@ -106,7 +106,7 @@ class StandIn:
     seed: int
 
     def act(self, instructions: Sequence[str]) -> tuple[str, ...]:
-        """What the writer answers, keyed on name, seed and instruction."""
+        """The writer's responses, keyed on name, seed and instruction."""
         return tuple(write(self.habits, str(x), keyed_rng(self.seed, self.name, str(x))) for x in instructions)
 
 
