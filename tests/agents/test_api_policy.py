@@ -176,7 +176,7 @@ def test_the_key_is_nowhere(server, caplog, capfd):
         texts.append(str(caught.value))
     assert server.keys[0] == f"Bearer {KEY}"
     assert any("[key]" in text for text in texts)
-    assert len(caplog.records) > 10
+    assert caplog.records
     texts += [record.getMessage() for record in caplog.records] + [str(vars(record)) for record in caplog.records]
     assert not [text for text in [*texts, *capfd.readouterr()] if KEY in text]
 
