@@ -27,9 +27,6 @@ from .rollouts import micro_batches
 FIRST_TRIED: Final = {"cpu": 1024, "cuda": 16384}
 """Tokens of a micro-batch if they fit. On a CPU few: a layer's activations stay in the cache, and what comes and goes
 leaves fewer pages to be had from the system (SFT of 135 M parameters is twice as fast as with 16,384)."""
-GAPS: Final = 1.04
-"""A CPU's peak over that of a dry run's steps: gaps in the heap grow as micro-batches of other shapes come. Measured to
-the end of eight runs of 135 M parameters by LoRA (SFT, DPO, reward models): 1.00 to 1.08, and 1.19 once."""
 M_MMAP_THRESHOLD: Final = -3
 LARGE_TENSOR: Final = 1_000_000
 GB: Final = 1e9

@@ -69,7 +69,7 @@ def rehearse(job: Job, method: str) -> Rehearsal:
         DataError: The method makes no steps of its own that could stand for all.
         NotEnoughMemoryError: The longest row does not fit.
     """
-    from ...agents.memory_probe import GAPS, DeviceMemory
+    from ...agents.memory_probe import DeviceMemory
     from ...agents.processes import Processes, default_device
 
     if method not in BATCHES:
@@ -93,7 +93,7 @@ def rehearse(job: Job, method: str) -> Rehearsal:
         seconds |= {phase: fmean(step[phase] for step in made) for phase in made[0]}
     assert loop.probe is not None  # made by `updates`
     # The probe's has the moments of AdamW's first step.
-    peaks["update"] = int(max(peaks["update"], loop.probe.peak) * (1 if memory.on_gpu else GAPS))
+    peaks["update"] = max(peaks["update"], int(loop.probe.peak))
     return Rehearsal(seconds, peaks, allowed, loop.micro_batch_tokens, steps)
 
 
