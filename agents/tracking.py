@@ -12,7 +12,8 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, TensorBoardTracker, get_available_trackers
 
-from ..errors import TrackerError, did_you_mean
+from ..arguments import match_name
+from ..errors import TrackerError
 from ..progress import make_bar
 from .checkpoints import writing
 from .processes import Processes
@@ -158,13 +159,11 @@ def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, int | float
 def _make_trackers(trackers: Trackers, out: Path | None) -> list[GeneralTracker]:
     """Trackers that are not started yet; TrackerError or UnknownNameError if one cannot be."""
     made = []
-    for name in [trackers] if isinstance(trackers, str | GeneralTracker) else trackers:
-        if isinstance(name, GeneralTracker):
-            made.append(name)
+    for each in [trackers] if isinstance(trackers, str | GeneralTracker) else trackers:
+        if isinstance(each, GeneralTracker):
+            made.append(each)
             continue
-        names = {str(each) for each in LOGGER_TYPE_TO_CLASS}
-        if name not in names:
-            raise did_you_mean("tracker", name, sorted(names))
+        name = match_name("tracker", each, sorted(map(str, LOGGER_TYPE_TO_CLASS)))
         if name not in map(str, get_available_trackers()):
             raise TrackerError(f"trackers={name!r} needs a package that is not installed. Install {name}.")
         if name == "tensorboard" and out is not None:

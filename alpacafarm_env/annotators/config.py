@@ -26,7 +26,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, RootModel, model_validator
 
-from ..errors import PoolError, did_you_mean
+from ..arguments import match_name
+from ..errors import PoolError, UnknownNameError, did_you_mean
 from .strict_yaml import Strict, check, mistakes_error, read_yaml
 
 Format = Literal["lines", "json", "label", "logprobs", "rating"]
@@ -360,7 +361,7 @@ def _find(folder: Literal["pools", "prompts", "models"], name_or_path: str | Pat
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
         return (relative_to / Path(text).expanduser()).resolve()
-    if text not in names(folder):
-        unknown = did_you_mean(folder.removesuffix("s"), text, names(folder))
-        raise PoolError(f"{unknown} Or give the path of a .yaml file.")
-    return _FOLDER / folder / f"{text}.yaml"
+    try:
+        return _FOLDER / folder / f"{match_name(folder.removesuffix('s'), text, names(folder))}.yaml"
+    except UnknownNameError as error:
+        raise PoolError(f"{error} Or give the path of a .yaml file.") from error
