@@ -34,7 +34,7 @@ _REFUSALS: Final = {
 
 
 class Kind(NamedTuple):
-    """What a fault looks like to the client, whether the work was charged, and whether the reply holds the answer."""
+    """A fault: how it looks to the client, whether the work was charged, and whether the reply holds the answer."""
 
     about: str
     billed: bool
@@ -67,7 +67,7 @@ FAULTS: Final[Mapping[str, Kind]] = {
 
 
 class Draw(NamedTuple):
-    """What happens to one request: a fault or none, and a number in [0, 1) for its details."""
+    """The fate of one request: a fault or none, and a number in [0, 1) for its details."""
 
     fault: str | None
     detail: float

@@ -1,4 +1,4 @@
-"""What people answered: records in AlpacaFarm's schema, one a label; each annotator in a line; figures of all.
+"""People's answers: records in AlpacaFarm's schema, one a label; each annotator in a line; figures of all.
 
 A record is its pair's, as it came, followed by
 
@@ -122,7 +122,7 @@ def _record(stored: Stored) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Annotator:
-    """What one annotator did."""
+    """One annotator's work."""
 
     name: str
     labels: Sequence[Stored]
@@ -132,12 +132,12 @@ class Annotator:
 
     @cached_property
     def grades(self) -> list[int]:
-        """Of the labels."""
+        """The labels' grades."""
         return [each.answer.grade or 0 for each in self.labels]
 
     @cached_property
     def agreed(self) -> list[bool]:
-        """Of each label whose pair or response came with a verdict, ties left out: whether it agrees."""
+        """Whether a label agrees, for each whose pair or response came with a verdict; ties are left out."""
         compared = [agrees(each.record, grade) for each, grade in zip(self.labels, self.grades, strict=True)]
         return [each for each in compared if each is not None]
 
@@ -148,7 +148,7 @@ class Annotator:
 
     @property
     def flag(self) -> str:
-        """What speaks against an annotator, or "". Nobody has said what chance is for ratings."""
+        """A reason against an annotator, or "". For ratings chance is not defined, so agreement flags nobody."""
         if self.qualification < QUALIFIED_FROM:
             return "not qualified"
         chance = len(self.agreed) >= LEAST_COMPARED and sum(self.agreed) <= NEAR_CHANCE * len(self.agreed)

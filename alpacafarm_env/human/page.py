@@ -47,7 +47,7 @@ REASONS: Final = (
 )
 CHOICES: Final = ("A is clearly better", "A is slightly better", "B is slightly better", "B is clearly better")
 RATINGS: Final = ("useless", "bad", "weak", "middling", "decent", "good", "excellent")
-"""What 1 to 7 mean."""
+"""The meanings of 1 to 7."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",

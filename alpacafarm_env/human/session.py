@@ -26,7 +26,7 @@ LEAST_SECONDS: Final = 0.3
 MOST_SECONDS: Final = 24 * 3600.0
 """An answer that comes later says nothing of how long it took."""
 MOST_CHARS: Final = 60
-"""Of an annotator's name."""
+"""Most characters of an annotator's name."""
 NOTES: Final = {
     "again": "That one was answered before, and that answer stands. Undo takes back the last one.",
     "soon": "That came too soon after the page to be about it, so nothing was done.",
@@ -46,12 +46,12 @@ class Standing:
 
     part: Part
     pair: Task | None
-    """What to judge now; None: nothing is left, or the qualification was not passed."""
+    """The task to judge now; None: nothing is left, or the qualification was not passed."""
     shown_first: int
     """1 or 2: the output on the left, or above."""
     num_done: int
     num_pairs: int
-    """Of this part."""
+    """Tasks of this part."""
     last_answer: int
     """The number of the last answer in this part, which undo takes back; 0 if there is none."""
     agreement: float

@@ -66,7 +66,7 @@ class Answer:
     answered_at: str
     """ISO 8601, UTC."""
     critique: str = ""
-    """Of a single response, in words."""
+    """Words about a single response."""
     id: int = field(default=0, compare=False)
     """Its number in the database; 0 before it is there."""
 

@@ -1,4 +1,4 @@
-"""What people judge: pairs of outputs, compared, or single ones, rated from 1 (worst) to 7 (best)."""
+"""The tasks of people: pairs of outputs, compared, or single ones, rated from 1 (worst) to 7 (best)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..instructions import RATINGS, Instruction
 NEAR: Final = 1
 """Points by which two ratings may differ and still agree."""
 SKIPPED: Final = ("reason", "annotator", "answered_at")
-"""What an exported skipped task adds to its record."""
+"""Fields that an exported skipped task adds to its record."""
 _JUDGE: Final = Field("annotator", "a name", lambda value: isinstance(value, str | None), None)
 
 
@@ -100,7 +100,7 @@ class Task:
 
     @cached_property
     def key(self) -> str:
-        """What identifies it in the database: its texts, whatever else its file says."""
+        """Identifies it in the database by its texts, whatever else its file says."""
         texts = [str(self.instruction), *self.outputs]
         return hashlib.sha256(json.dumps(texts, ensure_ascii=True).encode()).hexdigest()
 

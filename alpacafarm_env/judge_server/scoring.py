@@ -6,7 +6,7 @@ The same route is OpenRLHF's remote reward function (`--reward.remote_url`): {"q
 "labels": [...]} gives {"rewards": [...], "scores": [...], "extra_logs": {}}. A query is a prompt and the response to
 it, decoded with its special tokens; a label is the instruction, as `export` writes it.
 
-GET /health says what is served, and how much was asked so far.
+GET /health names the oracle, and says how much it was queried so far.
 
 Source: OpenRLHF 0.11, `openrlhf/utils/agent.py` (who asks) and `openrlhf/cli/serve_rm.py` (their own server).
 """
@@ -121,7 +121,7 @@ class ScoreServer(Server):
         return as_json(scored)
 
     def health(self) -> dict[str, Any]:
-        """What is served, and how much was asked so far, as plain data."""
+        """The oracle's name, and how much it was queried so far, as plain data."""
         with self._lock:
             counts = {name: self._counts[name] for name in ("requests", "refused", "failed", "rows")}
         return {"status": "healthy", "oracle": self.oracle.name, **counts, "oracle_calls": self.oracle.calls}

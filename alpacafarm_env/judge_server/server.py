@@ -70,7 +70,7 @@ class JudgeServer(Server):
         self.url = self.base_url = f"{self.url}/v1"
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far, as plain data.
+        """Counts of requests so far, as plain data.
 
         `requests` (for answers, and whatever was refused), `answered`, `charged` (requests, prompt_tokens and
         completion_tokens that a provider would have billed) and `by_status`.

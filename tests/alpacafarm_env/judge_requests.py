@@ -45,8 +45,8 @@ def make_body(name, items, **settings):
 
 def chances(judging, name, items):
     """P(the second shown is better), [B], in the eyes of a judge server's annotator."""
-    asked = JudgeQuestion(name, items, kind="chat", model="any", format="lines", temperature=0.0)
-    return np.array([verdict.chance for verdict in judging.answer(asked, "key").verdicts])
+    question = JudgeQuestion(name, items, kind="chat", model="any", format="lines", temperature=0.0)
+    return np.array([verdict.chance for verdict in judging.answer(question, "key").verdicts])
 
 
 def port_of(server):

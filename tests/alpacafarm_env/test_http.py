@@ -133,7 +133,7 @@ def test_this_machine_alone_needs_no_leave(host):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "::ffff:127.0.0.1"])
-def test_other_machines_are_let_in_only_if_asked_for(host, capsys, monkeypatch):
+def test_other_machines_need_leave(host, capsys, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", LOOK_UP)
     assert main(["judge-server", "--host", host]) == 2
     out, err = capsys.readouterr()

@@ -44,7 +44,7 @@ def labels(tmp_path):
     return write(tmp_path / "labels.json", rows)
 
 
-def test_the_reward_is_the_share_of_labels_and_no_label_is_no_verdict(labels):
+def test_the_reward_is_the_share_of_labels(labels):
     oracle = make_oracle({"human": str(labels)}, dataset=sandbox.SANDBOX)
     verdicts = judge(oracle, [*EVAL, EVAL[0]], ["mine", "yours", "mine", REFERENCES[0]])
     np.testing.assert_allclose(verdicts.scores, [1 / 3, 1, math.nan, 0.5])
@@ -150,7 +150,7 @@ def rate(session, name, rating, critique=""):
     return single
 
 
-def test_ratings_are_exported_with_words_and_who_gave_them(tmp_path):
+def test_ratings_are_exported_with_words(tmp_path):
     session = open_singles(tmp_path, singles(4, rating=3, annotator="gpt4"))
     said = {rate(session, "Ann", n + 5, f" a\r\nb {n} ").record["id"]: n for n in range(3)}
     undo(session, "Ann")
@@ -174,7 +174,7 @@ def test_ratings_are_exported_with_words_and_who_gave_them(tmp_path):
 
 
 @pytest.mark.parametrize(("far", "qualified"), [(3, True), (4, False)])
-def test_who_is_within_a_point_of_the_key_agrees(tmp_path, far, qualified):
+def test_a_rating_within_a_point_agrees(tmp_path, far, qualified):
     key = [{**row, "instruction": f"Test {row['id']}", "rating": 2 + row["id"] % 4} for row in singles(10)]
     session = open_singles(tmp_path, singles(2), key)
     for n in range(10):
@@ -185,7 +185,7 @@ def test_who_is_within_a_point_of_the_key_agrees(tmp_path, far, qualified):
     assert (standing.qualified, standing.part) == (qualified, "labels" if qualified else "qualification")
 
 
-def test_agreement_with_the_judge_is_as_counted_by_hand(tmp_path):
+def test_agreement_of_ratings_is_as_counted_by_hand(tmp_path):
     rows = [{**row, "rating": [4, 4.5, None][row["id"] % 3]} for row in singles(30)]
     session = open_singles(tmp_path, rows)
     for _ in range(30):
@@ -249,7 +249,7 @@ def test_the_oracle_replays_what_the_command_collects(tmp_path, monkeypatch, cap
     assert "ratings of responses" in capsys.readouterr().err
 
 
-def test_several_ratings_are_averaged_and_no_rating_is_no_score(tmp_path):
+def test_several_ratings_are_averaged(tmp_path):
     rows = [{"instruction": "a", "output": "x", "rating": r, "critique": f"{r}!"} for r in (2, 3, 7)]
     other = {"instruction": "a", "input": "b", "output": "x", "rating": 1}
     path = write(tmp_path / "r.json", [*rows, other, {**other, "rating": None}])

@@ -115,7 +115,7 @@ def test_a_double_click_on_undo_takes_back_one(page):
         assert len(page.session.store.all()) == num - 2
 
 
-def test_a_name_is_the_same_in_upper_and_lower_case(tmp_path):
+def test_a_names_case_does_not_matter(tmp_path):
     page = Page(open_session(tmp_path, make_pairs(2), qualification(1)))
     judge(page.session, "Änn", 1)
     for name in ("änn", "ÄNN"):
@@ -144,7 +144,7 @@ def test_malformed_answers_are_refused_with_the_field(page, fields, name):
     assert page.session.store.all() == []
 
 
-def test_a_skip_has_one_of_the_reasons_or_one_s_own(page):
+def test_a_skip_has_a_reason(page):
     page.post("answer", reason="Both are equally good")
     page.post("answer", reason="", other="a <b>riddle</b>")
     reasons = [each.answer.reason for each in page.session.store.all()]
@@ -168,7 +168,7 @@ def test_a_database_that_fails_is_an_error(page):
     assert page.get("work", name="Ann").status_code == 503
 
 
-def test_labels_are_written_while_the_page_is_served_too(tmp_path, monkeypatch):
+def test_labels_are_exported_while_the_page_is_served(tmp_path, monkeypatch):
     pairs, out = write(tmp_path / "pairs.json", make_pairs(3)), tmp_path / "labels.json"
 
     def label(_):

@@ -1,4 +1,4 @@
-"""What people said: stored at once, in random orders, taken back, exported, and counted."""
+"""People's answers: stored at once, in random orders, taken back, exported, and counted."""
 
 import json
 import sqlite3
@@ -43,7 +43,7 @@ def test_a_killed_process_has_lost_nothing(tmp_path):
     assert database.stat().st_mode & 0o077 == 0
 
 
-def test_the_orders_are_random_and_stay_as_they_were(tmp_path):
+def test_the_orders_are_random_and_stay(tmp_path):
     session = open_session(tmp_path, make_pairs(300))
     orders = {name: [session.shown_first(name, pair) for pair in session.parts["labels"]] for name in ("Ann", "Bob")}
     assert orders["Ann"] != orders["Bob"]
@@ -87,7 +87,7 @@ def test_a_form_sent_many_times_undoes_one_answer(tmp_path, monkeypatch):
     assert len(session.store.all()) == 5
 
 
-def test_an_answer_stands_until_it_is_taken_back(tmp_path):
+def test_an_answer_stands_until_undone(tmp_path):
     session = open_session(tmp_path, make_pairs(4))
     assert undo(session, "Ann") == "nothing"
     pair = judge(session, "Ann", 1)
@@ -171,11 +171,11 @@ def test_agreement_and_flag_are_as_counted_by_hand(tmp_path):
             better = side(pair.record.get("judge_preference"))
             agreed += bool(better)
             judge(session, name, better or 1 if agreed <= num else 3 - (better or 1))
-    found = {each.name: each for each in annotators(session.store.all())}
-    assert {name: (sum(each.agreed), len(each.agreed)) for name, each in found.items()} == {
+    people = {each.name: each for each in annotators(session.store.all())}
+    assert {name: (sum(each.agreed), len(each.agreed)) for name, each in people.items()} == {
         name: (num, 24) for name, num in right.items()
     }
-    assert {name: each.flag for name, each in found.items()} == {"Ann": "", "Bob": "near chance", "Cyd": ""}
+    assert {name: each.flag for name, each in people.items()} == {"Ann": "", "Bob": "near chance", "Cyd": ""}
     assert "--without 'Bob'" in "\n".join(summary(session.store.all()))
 
 
@@ -227,7 +227,7 @@ def test_all_faults_of_pairs_are_named_at_once(tmp_path):
         load_tasks(write(path, [row, swapped]), PAIRS)
 
 
-def test_a_qualification_set_has_a_right_answer_to_each(tmp_path):
+def test_a_qualification_set_has_right_answers(tmp_path):
     rows = qualification(4)
     wrong = [rows[0], {**rows[1], "preference": None}, {**rows[2], "preference": 1.5}, {**rows[3], "output_1": 1}]
     with pytest.raises(DataError, match=r"(?s)2 field 'preference'.*3 field 'preference'.*4 field 'output_1'"):

@@ -54,7 +54,7 @@ def test_the_reward_function_for_trl_names_its_column():
 PAIRS = list(zip(map(str, ROWS), RESPONSES, strict=True))
 
 
-def test_verl_loads_the_function_and_its_reward_manager_asks_it():
+def test_the_reward_manager_of_verl_calls_the_function():
     need("verl")
     tensordict, hydra = need("tensordict"), need("hydra", "hydra-core")
     import torch
@@ -64,9 +64,9 @@ def test_verl_loads_the_function_and_its_reward_manager_asks_it():
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
-    told = [line for line in ours.__doc__.splitlines() if "custom_reward_function" in line]
+    settings = [line for line in ours.__doc__.splitlines() if "custom_reward_function" in line]
     with hydra.initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-        config = hydra.compose("ppo_trainer", overrides=[line.replace("surrogate", "gold") for line in told])
+        config = hydra.compose("ppo_trainer", overrides=[line.replace("surrogate", "gold") for line in settings])
     tokenizer = AutoTokenizer.from_pretrained(sandbox.POLICY)
     manager = NaiveRewardManager(config, tokenizer, get_custom_reward_fn(config))
 
@@ -107,10 +107,10 @@ def test_verifiers_scores_the_tasks_traces():
     assert [task.data.id for task in tasks] == [str(row.id) for row in ROWS]
 
     def trace(task, response):
-        asked = MessageNode(message=vf.UserMessage(content=task.data.prompt), parent=None)
+        prompt = MessageNode(message=vf.UserMessage(content=task.data.prompt), parent=None)
         answer = MessageNode(message=vf.AssistantMessage(content=response), parent=0, sampled=True)
-        told = vf.TraceTask(type=type(task).__name__, data=task.data)
-        return vf.Trace(task=told, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=[asked, answer])
+        about = vf.TraceTask(type=type(task).__name__, data=task.data)
+        return vf.Trace(task=about, agent=vf.AgentInfo(config=vf.AgentConfig()), nodes=[prompt, answer])
 
     async def score(task, response):
         scored = trace(task, response)

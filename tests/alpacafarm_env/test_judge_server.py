@@ -76,7 +76,7 @@ def test_answers_look_like_the_apis(connection):
     assert (chat["choices"][0]["message"]["role"], chat["model"]) == ("assistant", "sandbox-chatgpt")
 
 
-def test_bad_bodies_are_refused_and_the_connection_goes_on(connection):
+def test_bad_bodies_are_refused_one_by_one(connection):
     path, body = make_body("chatgpt_4", pairs(1))
     endless = json.dumps({**body, "extra": 0}).replace('"extra": 0', '"extra": 1e999').encode()
     for content in (b"", b"{", b"\xff", b"[]", b'{"model": NaN}', b'{"a": 1e999}', b"[" * 200_000, endless):
@@ -106,7 +106,7 @@ def test_probabilities_and_likelier_verdicts_are_the_annotators_own(connection, 
 
 
 @pytest.mark.parametrize(("name", "stream"), [("gpt4_5", "sim_eval"), ("greedy_gpt4", "sim_gpt4")])
-def test_a_pairs_verdict_is_the_draw_of_its_pool_whatever_it_is_asked_with(connection, name, stream):
+def test_a_pairs_verdict_is_its_pools_draw(connection, name, stream):
     items = pairs(60)
     chances = own_chances(name, items)
     expected = KeyedDraws(3, stream).b_wins(items, np.log(chances) - np.log1p(-chances)).tolist()
@@ -129,7 +129,7 @@ def test_temperatures_divide_the_log_odds(temperature):
 
 
 @pytest.mark.parametrize("seed", [5, 6])
-def test_the_servers_seed_decides_where_a_request_has_none(connection, seed):
+def test_requests_without_a_seed_take_the_servers(connection, seed):
     items = pairs(20, start=1000)
     with JudgeServer(seed=seed) as other, connect(other) as there:
         for own in ({}, {"seed": None}, {"seed": 0}, {"seed": -(2**70)}):
@@ -223,7 +223,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("field", WRONG)
-def test_requests_that_cannot_be_answered_are_refused_with_the_reason(server, connection, field):
+def test_unanswerable_requests_are_refused_with_the_reason(server, connection, field):
     path, body = make_body("gpt4_4", pairs(1), logprobs=True, top_logprobs=2)
     for value in WRONG[field]:
         before = server.stats()

@@ -48,7 +48,7 @@ def refused(server, body):
 
 @pytest.mark.parametrize(("name", "num"), [("gold", 64), pytest.param("surrogate", 1000, marks=pytest.mark.slow)])
 def test_many_clients_get_the_oracles_scores(name, num, capsys):
-    """Of a reward model to the 1e-5 that other rows in a batch make."""
+    """A reward model's to 1e-5, the difference that other rows in a batch make."""
     oracle, rows, clients = make_oracle(name, dataset=sandbox.SANDBOX), 4, 8
     stored = sandbox.SANDBOX.preferences("preference")
     pairs = [(str(row.instruction), text) for row in stored for text in row.responses][: num * rows]
