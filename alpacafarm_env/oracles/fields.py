@@ -19,7 +19,7 @@ from ..pretrained import file_states
 
 _FILES: Final = {"reward_model", "human", "policy"}
 """Keys of files and folders."""
-_SIMPLE: Final = (bool, int, float, str, NoneType, Path, PathLike[str])
+_SIMPLE: Final = (bool, int, float, str, NoneType, Path)
 """Types of values that may come from JSON; what is annotated otherwise is not checked here."""
 
 

@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, Union
 
@@ -57,7 +56,7 @@ from .policies import PolicyRating, check_policy
 from .stored import HumanJudge, HumanRatings, Recorded, RecordedJudge, References
 
 
-def _is_there(path: str | PathLike[str]) -> str | PathLike[str]:
+def _is_there(path: str | Path) -> str | Path:
     if not Path(path).expanduser().is_file():
         raise DataError(f"{path}: expected a file of people's labels, as annotate-human writes it; there is none.")
     return path
@@ -68,14 +67,14 @@ def _is_policy(policy: object) -> object:
     return policy
 
 
-Labels = Annotated[str | PathLike[str], AfterValidator(_is_there)]
+Labels = Annotated[str | Path, AfterValidator(_is_there)]
 Policy = Annotated[Any, AfterValidator(_is_policy)]
 
 
 class LearnedReward(Taking):
     """A reward model in a folder."""
 
-    reward_model: str | PathLike[str]
+    reward_model: str | Path
     takes = "alpacafarm_env.oracles.reward_model:RewardModel"
     fixed = ("path", "base")
 
