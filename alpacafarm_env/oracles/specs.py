@@ -44,7 +44,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..arguments import match_family
+from ..arguments import FAMILIES, match_family
 from ..data import Dataset
 from ..errors import DataError, did_you_mean
 from ..plugins import find_attribute
@@ -170,7 +170,7 @@ class NoisyJudge(JudgeSpec):
     def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
         # A judge as it is gives its win rate one name, whether it was asked for by the oracle's name or the judge's.
         plain = isinstance(self.judge, NamedJudge) and self.model_fields_set <= {"judge", "seed"}
-        names = [name for name, judge in WIN_RATES.items() if plain and judge == self.judge.name]
+        names = [name for name, judge in WIN_RATES.items() if plain and FAMILIES.get(judge, judge) == self.judge.name]
         return WinRate(self._judge(dataset, seed), References(dataset), name=names[0] if names else None)
 
 
