@@ -115,13 +115,14 @@ def _plain(value: Any) -> Any:
 
 def field_error(error: ValidationError, path: str, spec: Any) -> Exception:
     """The error about the first faulty field: one of ours as it was raised, or a FieldError."""
-    faults, value = error.errors(), spec
-    fault = faults[0]
+    faults: list[Any] = error.errors()
+    fault, value = faults[0], spec
     for key in fault["loc"]:  # keys and places, but tags of unions too
         if (isinstance(value, Mapping) and key in value) or (isinstance(value, list) and isinstance(key, int)):
             path, value = f"{path}.{key}", value[key]
     if inner := fault.get("ctx", {}).get("error"):
-        return field_error(inner, path, value) if isinstance(inner, ValidationError) else inner
+        ours: Exception = field_error(inner, path, value) if isinstance(inner, ValidationError) else inner
+        return ours
     if fault["type"] == "missing":
         return FieldError(f"{path}.{fault['loc'][-1]}", "expected a value, got none")
     expected = [each["msg"].removeprefix("Input should be ") for each in faults if each["input"] is fault["input"]]

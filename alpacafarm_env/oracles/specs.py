@@ -48,7 +48,7 @@ from ..arguments import FAMILIES, match_family
 from ..data import Dataset
 from ..errors import DataError, did_you_mean
 from ..plugins import find_attribute
-from .base import NAMES, WIN_RATES, Constant, Kind, PreferenceOracle, RewardOracle
+from .base import NAMES, WIN_RATES, Constant, Kind
 from .fields import Spec, Taking, field_error
 from .judges import BothOrders, Flip, WinRate
 from .own import METHODS, Own, OwnJudge, as_object, is_object, is_own
@@ -78,7 +78,7 @@ class LearnedReward(Taking):
     takes = "alpacafarm_env.oracles.reward_model:RewardModel"
     fixed = ("path", "base")
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return self._call(self.reward_model, but="reward_model")
 
 
@@ -88,7 +88,7 @@ class Surrogate(Taking):
     name: Literal["surrogate"]
     takes, fixed = LearnedReward.takes, LearnedReward.fixed
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return self._call(_sandbox(dataset, "surrogate reward model").REWARD_MODEL)
 
 
@@ -97,7 +97,7 @@ class Gold(Spec):
 
     name: Literal["gold"]
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return _sandbox(dataset, "true reward").gold_oracle()
 
 
@@ -107,7 +107,7 @@ class Replay(Spec):
     name: Literal["recorded"]
     generator: str | None = None
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return Recorded(_recorded(dataset), generator=self.generator)
 
 
@@ -117,7 +117,7 @@ class Fixed(Spec):
     name: Literal["constant"]
     value: float = 0.0
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return Constant(self.value)
 
 
@@ -127,7 +127,7 @@ class Ensembled(Taking):
     ensemble: list[AnyOracle]
     takes, fixed = "alpacafarm_env.oracles.ensemble:Ensemble", ("members",)
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return self._call([member.make(dataset, seed) for member in self.ensemble], but="ensemble")
 
 
@@ -136,7 +136,7 @@ class JudgeSpec(Spec):
 
     _judge: ClassVar[Callable[..., Any]]
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return WinRate(self._judge(dataset, seed), References(dataset))
 
 
@@ -145,7 +145,7 @@ class NamedJudge(JudgeSpec):
 
     name: str
 
-    def _judge(self, dataset: Dataset, seed: int) -> PreferenceOracle:
+    def _judge(self, dataset: Dataset, seed: int) -> Any:
         if self.name == "recorded":
             return RecordedJudge(_recorded(dataset))
         return _sandbox(dataset, f"judge {self.name!r}").judge(self.name, seed)
@@ -159,7 +159,7 @@ class NoisyJudge(JudgeSpec):
     both_orders: bool = False
     seed: int = 0
 
-    def _judge(self, dataset: Dataset, seed: int) -> PreferenceOracle:
+    def _judge(self, dataset: Dataset, seed: int) -> Any:
         seed = self._given(seed=seed)["seed"]
         judge = self.judge._judge(dataset, seed)
         if self.both_orders:
@@ -167,7 +167,7 @@ class NoisyJudge(JudgeSpec):
         # Noise comes last: a pair that gets a coin costs no call in either order.
         return Flip(judge, self.flip, seed=seed) if self.flip else judge
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         # A judge as it is gives its win rate one name, whether it was asked for by the oracle's name or the judge's.
         plain = isinstance(self.judge, NamedJudge) and self.model_fields_set <= {"judge", "seed"}
         names = [name for name, judge in WIN_RATES.items() if plain and FAMILIES.get(judge, judge) == self.judge.name]
@@ -182,7 +182,7 @@ class PolicyPool(JudgeSpec, Taking):
     takes = "alpacafarm_env.annotators.policy_pool:make_policy_pool"
     fixed = ("pool", "policy")
 
-    def _judge(self, dataset: Dataset, seed: int) -> PreferenceOracle:
+    def _judge(self, dataset: Dataset, seed: int) -> Any:
         return self._call(seed=seed)
 
 
@@ -192,7 +192,7 @@ class Pool(JudgeSpec, Taking):
     pool: Any
     rates: ClassVar[bool] = False
     takes = "alpacafarm_env.annotators.pool:make_pool"
-    fixed = ("pool",)
+    fixed: ClassVar[tuple[str, ...]] = ("pool",)
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
@@ -208,7 +208,7 @@ class Pool(JudgeSpec, Taking):
 
         return [fingerprint(self._given())]
 
-    def _judge(self, dataset: Dataset, seed: int) -> PreferenceOracle:
+    def _judge(self, dataset: Dataset, seed: int) -> Any:
         return self._call(seed=seed)
 
 
@@ -218,7 +218,7 @@ class RaterPool(Pool):
     rates = True
     fixed = ("pool", "flip", "both_orders", "compat")
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return find_attribute("Option", "alpacafarm_env.annotators.pool:make_raters")(**self._given(seed=seed))
 
 
@@ -228,14 +228,14 @@ class People(JudgeSpec):
     human: Labels
     seed: int = 0
 
-    def _judge(self, dataset: Dataset, seed: int) -> PreferenceOracle:
+    def _judge(self, dataset: Dataset, seed: int) -> Any:
         return HumanJudge(self.human)
 
 
 class PeopleRating(People):
     """A file of people's ratings."""
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return HumanRatings(self.human)
 
 
@@ -244,7 +244,7 @@ class RatingPolicy(Spec):
 
     policy: Policy
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return PolicyRating(self.policy)
 
 
@@ -253,7 +253,7 @@ class NamedRaters(Spec):
 
     name: str
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return _sandbox(dataset, f"rater {self.name!r}").raters(self.name, seed)
 
 
@@ -263,7 +263,7 @@ class Rated(Spec):
     rating: AnyRaters
     seed: int = 0
 
-    def _make(self, dataset: Dataset, seed: int) -> RewardOracle:
+    def _make(self, dataset: Dataset, seed: int) -> Any:
         return self.rating._make(dataset, self._given(seed=seed)["seed"])
 
 

@@ -49,7 +49,7 @@ def test_prompts_and_pairs_are_the_librarys(tokenizer):
     assert template.encode_pairs(tokenizer, TEXTS, answers, eos=True) == expected
 
 
-def test_a_system_text_is_where_the_library_has_it_or_stays_in_front_with_a_warning(tokenizer):
+def test_system_texts_go_where_the_template_has_them(tokenizer):
     template, text = ChatTemplate.of(tokenizer), " Be brief.\n"
     ask = Instruction(f"{text}\n\nSum up.", "It sings.", system=text)
     if tokenizer.family == "gemma":
@@ -103,7 +103,7 @@ def test_a_chat_template_without_two_turns_is_refused(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("kind", REASONING)
-def test_pairs_are_the_librarys_where_a_template_reads_reasoning(kind):
+def test_pairs_equal_the_librarys_for_reasoning_templates(kind):
     tokenizer = build_chat_tokenizer("qwen")
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.chat_template = REASONING[kind]
@@ -129,7 +129,7 @@ def test_pairs_are_the_librarys_where_a_template_reads_reasoning(kind):
     ],
     ids=["cuts", "changes a question", "endless", "explodes"],
 )
-def test_a_template_that_hides_text_or_takes_too_much_is_refused(program, tmp_path, monkeypatch):
+def test_templates_that_hide_text_are_refused(program, tmp_path, monkeypatch):
     monkeypatch.setattr("alpacafarm_env.chat_templates._SECONDS", 0.5, raising=False)
     tokenizer = build_chat_tokenizer("qwen")
     tokenizer.chat_template = f"{{% for x in messages %}}{{% set m = x.content %}}|{program}{{% endfor %}}"
@@ -186,12 +186,12 @@ def test_plain_template_as_a_chat_template(tokenizer, template, tmp_path):
     assert [library_ids(tokenizer, system, add_generation_prompt=True)] == asked
 
 
-def test_a_template_of_special_tokens_spelled_out_has_no_chat_template(tokenizer):
+def test_spelled_special_tokens_have_no_chat_template(tokenizer):
     spelled = PromptTemplate(f"{tokenizer.eos_token}{{instruction}}{{input}}", f"{tokenizer.eos_token}{{instruction}}")
     assert chat_template(spelled, tokenizer) is None
 
 
-def test_a_turn_s_end_ends_a_response_whether_or_not_it_is_marked_as_special():
+def test_unmarked_turn_ends_end_a_response():
     for special in (True, False):
         tokenizer = build_chat_tokenizer("qwen")
         tokenizer.add_tokens([AddedToken("<turn_end>", special=special, normalized=False)])
@@ -218,7 +218,7 @@ def test_of_several_chat_templates_the_default_is_taken(tokenizer, tmp_path):
     assert load_template(tmp_path, load_tokenizer(tmp_path)) == template
 
 
-def test_what_a_tokenizer_puts_around_a_text_is_told_apart_if_it_is_one_token():
+def test_tokens_around_a_text_are_told_apart():
     tokenizer = build_chat_tokenizer("mistral")
     front = tokenizer.eos_token_id
     tokenizer.bos_token = tokenizer.eos_token

@@ -79,7 +79,7 @@ def test_unknown_splits_and_unfit_kinds(tmp_path):
         dataset.preferences("sft")
 
 
-def test_an_instruction_in_two_splits_is_an_error_that_names_both_records_unless_permitted(tmp_path):
+def test_overlapping_splits_are_refused_unless_permitted(tmp_path):
     folder = make_folder(tmp_path, eval=[{"instruction": "New."}, {"instruction": "Say b.", "input": "x"}])
     for load in (FolderDataset, load_dataset):
         with pytest.raises(DataError, match="--allow-overlap") as error:
@@ -89,13 +89,13 @@ def test_an_instruction_in_two_splits_is_an_error_that_names_both_records_unless
         assert load(folder, allow_overlap=True).instructions("eval") == ("New.", "Say b.\n\nx")
 
 
-def test_an_instruction_twice_in_a_split_is_an_error(tmp_path):
+def test_repeated_instructions_are_refused(tmp_path):
     folder = make_folder(tmp_path, unlabeled=[{"instruction": "x"}, {"instruction": "y"}, {"instruction": "x"}])
     with pytest.raises(DataError, match=r"record 3 field 'instruction': .* record 1: 'x'"):
         FolderDataset(folder)
 
 
-def test_repeated_pairs_and_several_labels_of_one_are_data_that_a_warning_counts(tmp_path):
+def test_repeated_pairs_are_counted_by_a_warning(tmp_path):
     first, second, third = FILES["preference"]
     swapped = {**first, "output_1": "d", "output_2": "c", "preference": 2}
     rows = [first, second, first, swapped, {**first, "preference": 2}, third]
@@ -109,7 +109,7 @@ def test_repeated_pairs_and_several_labels_of_one_are_data_that_a_warning_counts
 @pytest.mark.parametrize(
     ("rows", "split"), [(FILES["sft"], "sft"), (FILES["preference"], "preference"), (FILES["unlabeled"], "unlabeled")]
 )
-def test_a_file_and_a_split_called_train_are_the_split_that_their_rows_are_for(tmp_path, monkeypatch, rows, split):
+def test_train_is_the_split_of_its_rows(tmp_path, monkeypatch, rows, split):
     alone = dict.fromkeys(FILES)
     named = {"train": rows, "validation": FILES["val"], "test": FILES["eval"], "other": [{"anything": 1}]}
     fake_datasets(monkeypatch, lambda *_, **__: named)
@@ -139,7 +139,7 @@ def test_sft_may_have_several_demonstrations_of_an_instruction(tmp_path):
             FolderDataset(faulty)
 
 
-def test_references_in_a_file_of_their_own_are_joined_by_instruction(tmp_path):
+def test_references_are_joined_by_instruction(tmp_path):
     questions = [{"instruction": f"Q{i}", "input": "i" * (i % 2)} for i in range(6)]
     answers = [{**row, "output": row["instruction"].lower(), "generator": "r"} for row in questions]
     folder = make_folder(tmp_path, eval=None, eval_instructions=questions, davinci003=answers[::-1])
@@ -167,7 +167,7 @@ def test_ambiguous_and_empty_folders(tmp_path):
         FolderDataset(tmp_path / "none")
 
 
-def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch):
+def test_paths_are_never_looked_up_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(data.load, "_load_hub", pytest.fail)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
@@ -206,7 +206,7 @@ def test_hub_datasets_keep_the_splits_they_name(monkeypatch):
         assert dataset.references("eval") == ("g",)
 
 
-def test_alpacafarms_hub_dataset_is_read_from_its_parquet_copy(monkeypatch):
+def test_alpacafarm_is_read_from_its_parquet_copy(monkeypatch):
     asked = []
 
     def answer(kind, data_files, split):

@@ -38,7 +38,7 @@ def encode(rows, suffix):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_format_gives_the_same_records_where_null_counts_as_absent(tmp_path, suffix):
+def test_every_format_gives_the_same_records(tmp_path, suffix):
     assert read_records(write(tmp_path / f"sft{suffix}", encode(ROWS, suffix))) == ROWS
     assert (stem_of(tmp_path / f"sft{suffix}"), stem_of(tmp_path / "sft.csv")) == ("sft", None)
     records = [{"instruction": "a", "input": None, "output": "b"}, {"instruction": "c", "input": "d", "output": "e"}]
@@ -111,7 +111,7 @@ def test_every_faulty_row_is_in_one_error(tmp_path):
         assert re.match(f"  {fault}", line), (fault, line)
 
 
-def test_many_faults_are_counted_and_the_first_are_listed():
+def test_many_faults_are_counted():
     with pytest.raises(DataError) as error:
         check_rows([{}] * 1000, KINDS["instruction"], "x.json")
     first, *rest, last = str(error.value).split("\n")
@@ -151,7 +151,7 @@ def test_preferences_are_1_or_2():
         assert check_rows([{**row, "preference": label}], PREFERENCE, "x")[0]["preference"] == label
 
 
-def test_kinds_are_told_by_any_row_so_that_one_faulty_row_does_not_hide():
+def test_any_row_tells_the_kind():
     assert kind_of([{"instruction": "a"}]) == "instruction"
     assert kind_of([{"instruction": "a"}, {"output": "b"}]) == "demonstration"
     assert kind_of([{"instruction": "a", "output": ["b"]}, {"output": ["b"]}, {"output": "c"}]) == "multisample"
@@ -159,7 +159,7 @@ def test_kinds_are_told_by_any_row_so_that_one_faulty_row_does_not_hide():
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".jsonl.gz", ".parquet"])
-def test_damage_ends_in_valid_rows_or_a_data_error(tmp_path, suffix):
+def test_damage_gives_valid_rows_or_data_errors(tmp_path, suffix):
     """Bit flips and cuts, 80 a format: nothing but DataError escapes."""
     rng = random.Random(suffix)
     path = tmp_path / f"sft{suffix}"

@@ -45,7 +45,7 @@ def told(record):
 
 @pytest.mark.parametrize("to", ["jsonl", "parquet"])
 @pytest.mark.parametrize("form", ["trl", "alpacafarm"])
-def test_what_is_exported_reads_back_to_the_same_records(dataset, tmp_path, form, to):
+def test_exports_read_back_to_the_same_records(dataset, tmp_path, form, to):
     pytest.importorskip("pyarrow")
     for split in dataset.splits:
         (path,) = export_split(form, dataset=dataset, split=split, to=to, out=tmp_path / "out")
@@ -129,7 +129,7 @@ def test_rows_of_other_libraries_are_records(tmp_path):
     assert [(each.instruction, each.input) for each in instructions] == [("P", ""), ("Q", "x"), ("R", "")]
 
 
-def test_a_system_text_is_part_of_the_instruction_and_known_as_such(tmp_path):
+def test_system_texts_are_part_of_the_instruction(tmp_path):
     demonstrations = read(tmp_path, "sft", SYSTEMS).demonstrations()
     triples = [(each.instruction, each.instruction.system, each.response) for each in demonstrations]
     assert triples == [("S\n\nQ", "S", "a")] * len(SYSTEMS)
@@ -182,7 +182,7 @@ def test_references_may_be_rows_of_other_libraries(tmp_path):
         ("preference", {"prompt": "Q", "chosen": "a", "rejected": "b", "preference": 3}, ["'preference'", "got 3"]),
     ],
 )
-def test_a_row_that_is_no_record_is_one_error_with_file_row_and_fields(tmp_path, split, row, facts):
+def test_faulty_rows_are_one_error_each(tmp_path, split, row, facts):
     rows = {"sft": DEMONSTRATIONS[0], "preference": PREFERENCES[0]}
     with pytest.raises(DataError) as caught:
         read(tmp_path, split, [rows[split], row])

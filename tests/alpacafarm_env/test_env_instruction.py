@@ -54,7 +54,7 @@ def test_check_env_without_a_warning(id):
         check_env(gym.make(id).unwrapped)
 
 
-def test_ids_are_registered_once_with_specs_that_survive_json():
+def test_ids_are_registered_with_json_specs():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         register_envs()
@@ -86,7 +86,7 @@ def test_an_episode(env, counting_oracle):
         env.step("one too many")
 
 
-def test_a_seed_a_generator_or_a_copy_fixes_the_instructions(env, tiny_dataset, constant_oracle):
+def test_seeds_generators_and_copies_fix_the_instructions(env, tiny_dataset, constant_oracle):
     def ask(env, seed):
         return [env.reset(seed=seed)[0], *(env.reset()[0] for _ in range(80))]
 
@@ -120,7 +120,7 @@ def test_an_instruction_can_be_chosen_and_draws_nothing(env):
         ("x" * (MAX_TEXT_LENGTH + 1), InvalidResponseError, "1048576 .*1048577"),
     ],
 )
-def test_other_responses_are_refused_and_the_episode_stays_open(env, counting_oracle, response, error, fact):
+def test_invalid_responses_leave_the_episode_open(env, counting_oracle, response, error, fact):
     env.reset(seed=0)
     with pytest.raises(error, match=fact):
         env.step(response)
@@ -128,7 +128,7 @@ def test_other_responses_are_refused_and_the_episode_stays_open(env, counting_or
     assert env.step("now a text")[2] is True
 
 
-def test_no_verdict_and_a_failure_leave_the_episode_open(tiny_dataset):
+def test_failures_leave_the_episode_open(tiny_dataset):
     oracle = Undecided()
     env = InstructionEnv(tiny_dataset, oracle=oracle)
     instruction, _ = env.reset(options={"instruction_id": 103})
@@ -141,9 +141,7 @@ def test_no_verdict_and_a_failure_leave_the_episode_open(tiny_dataset):
     assert env.step("A response.")[:3] == (instruction, 0.25, True)
 
 
-def test_the_outermost_decides_within_its_context_and_the_own_oracle_is_not_even_built(
-    tiny_dataset, make_counting_oracle
-):
+def test_the_outermost_oracle_decides_within_its_context(tiny_dataset, make_counting_oracle):
     outer, inner = make_counting_oracle("outer"), make_counting_oracle("inner")
     env = InstructionEnv(tiny_dataset, oracle="surrogate")  # a data set without one: building it would raise
     env.reset()
@@ -191,7 +189,7 @@ def test_unknown_options_and_ids(env):
             env.reset(options={"instruction_id": wrong})
 
 
-def test_an_empty_split_and_ids_given_twice_are_faults_of_the_data(tiny_dataset, constant_oracle):
+def test_empty_splits_and_repeated_ids_are_data_errors(tiny_dataset, constant_oracle):
     tiny_dataset._instructions["val"] = ()
     with pytest.raises(DataError, match="'val' .*'tiny'"):
         InstructionEnv(tiny_dataset, "val", constant_oracle)
@@ -288,7 +286,7 @@ def test_a_frame_shows_instruction_response_and_reward():
 @pytest.mark.parametrize(
     "text", ["", "word " * 10_000, "x" * 2**20, "line\n" * 500, "日本語 🙂 \t\r\x00\u2028 é", "\n" * 300], ids=len
 )
-def test_any_text_fits_and_its_end_and_its_reward_are_seen(text):
+def test_any_text_fits_into_a_frame(text):
     start = time.process_time()
     frame, longer = Episode(text, text, 1.0, "gold").frame(), Episode(text, text + "!", 1.0, "gold").frame()
     assert time.process_time() - start < 2
@@ -299,7 +297,7 @@ def test_any_text_fits_and_its_end_and_its_reward_are_seen(text):
     assert (ink < (FRAME_SHAPE[0] - 5, FRAME_SHAPE[1] - 5)).all()  # nothing runs over the edge
 
 
-def test_letters_with_accents_greek_and_cyrillic_are_no_boxes():
+def test_accents_greek_and_cyrillic_are_drawn():
     box = Episode("\U0010fffe").frame()
     assert [letter for letter in "éßč–€≤→βж" if not (Episode(letter).frame() != box).any()] == []
 
@@ -318,7 +316,7 @@ def test_the_token_environment_shows_the_response_so_far():
 
 
 @pytest.mark.filterwarnings("error")
-def test_stable_baselines3_makes_it_by_its_id_and_checks_it_without_a_warning():
+def test_stable_baselines3_makes_and_checks_the_id():
     env = make_vec_env("AlpacaFarm-Token-v0", 8, seed=0, env_kwargs={"oracle": "constant"})
     assert env.reset()["input_ids"].shape == (8, 256)
     env.step(np.full(8, 5))

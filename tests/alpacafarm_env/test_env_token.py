@@ -76,7 +76,7 @@ def ask(env, index=0):
 
 
 @pytest.mark.filterwarnings("error")
-def test_passes_both_checks_without_a_warning_and_its_spec_is_json(keywords):
+def test_both_checks_pass_without_a_warning(keywords):
     env = gym.make("AlpacaFarm-Token-v0", **keywords, oracle="constant")
     gymnasium_check_env(env.unwrapped)
     sb3_check_env(env.unwrapped)
@@ -85,7 +85,7 @@ def test_passes_both_checks_without_a_warning_and_its_spec_is_json(keywords):
     np.testing.assert_array_equal(first["input_ids"], second["input_ids"])
 
 
-def test_an_observation_is_the_prompt_then_the_response_then_padding(make):
+def test_observations_are_prompt_response_and_padding(make):
     env = make()
     observation, asked = ask(env, 1)
     prompt = [WORDS.index(word) for word in ("say", "goodbye", "in", "French", ":")]
@@ -100,7 +100,7 @@ def test_an_observation_is_the_prompt_then_the_response_then_padding(make):
     assert (observation["input_ids"].dtype, observation["attention_mask"].dtype) == (np.int64, np.int8)
 
 
-def test_eos_ends_the_response_and_only_then_is_it_scored(make):
+def test_only_ended_responses_are_scored(make):
     env = make(oracle := Brevity())
     with pytest.raises(ResetNeeded):
         env.step(EOS)
@@ -137,7 +137,7 @@ def test_the_length_limit_terminates(make, tokens, reward, response, cut):
     assert found == (response, len(tokens), cut)
 
 
-def test_no_verdict_leaves_the_episode_open_or_truncates_it(make):
+def test_no_verdict_leaves_open_or_truncates(make):
     env = make(Brevity(silent=True))
     ask(env)
     env.step(HELLO)
@@ -153,13 +153,13 @@ def test_no_verdict_leaves_the_episode_open_or_truncates_it(make):
     assert (terminated, truncated, info["scored"]) == (False, True, False)
 
 
-def test_the_same_seed_asks_what_the_text_environment_asks(make, keywords):
+def test_equal_seeds_ask_as_the_text_environment(make, keywords):
     text, token = InstructionEnv(dataset=keywords["dataset"], oracle=Brevity()), make()
     for seed in (5, None, None, 6):
         assert text.reset(seed=seed)[1] == token.reset(seed=seed)[1]
 
 
-def test_an_action_that_is_no_token_is_refused_and_costs_nothing(make):
+def test_invalid_tokens_are_refused_and_cost_nothing(make):
     env = make()
     ask(env)
     for action in (-1, len(WORDS), 1.0, "hello", None):
@@ -168,7 +168,7 @@ def test_an_action_that_is_no_token_is_refused_and_costs_nothing(make):
     assert env.step(EOS)[4]["response_tokens"] == 1
 
 
-def test_a_prompt_that_does_not_fit_is_refused_by_name(make):
+def test_long_prompts_are_refused_by_name(make):
     env = make(max_prompt_tokens=3)
     ask(env)  # three tokens
     with pytest.raises(ValueError, match=rf"=3 .* {env.instructions[1].id} .* 5"):
@@ -177,7 +177,7 @@ def test_a_prompt_that_does_not_fit_is_refused_by_name(make):
         env.step(EOS)
 
 
-def test_the_sandbox_needs_no_argument_and_its_texts_are_never_cut():
+def test_sandbox_defaults_never_cut_a_text():
     env = gym.make("AlpacaFarm-Token-v0", disable_env_checker=True).unwrapped
     positions = json.loads((sandbox.REWARD_MODEL / "config.json").read_text())["max_position_embeddings"]
     assert env.max_prompt_tokens + env.max_response_tokens == positions
@@ -194,7 +194,7 @@ def test_the_sandbox_needs_no_argument_and_its_texts_are_never_cut():
         assert info["reward_input_truncated"] is False
 
 
-def test_cut_by_the_reward_model_and_ended_by_the_limit_are_two_things():
+def test_model_cuts_and_length_limits_differ():
     env = TokenEnv(oracle={"name": "surrogate", "max_length": 16}, max_prompt_tokens=192, max_response_tokens=2)
     for last, truncated in ((env.eos_token_id, False), (5, True)):
         env.reset(seed=0)
@@ -231,7 +231,7 @@ def test_the_limits_fit_the_model(keywords, tmp_path, positions, given, limits):
         assert (observation["input_ids"][observation["attention_mask"] == 0] == EOS).all()
 
 
-def test_limits_that_do_not_fit_are_kept_with_a_warning_and_impossible_ones_refused(make, keywords, tmp_path):
+def test_limits_beyond_the_model_warn(make, keywords, tmp_path):
     folder = save_tokenizer(tmp_path, eos_token="</s>", model_max_length=10)
     with pytest.warns(UserWarning, match="max_response_tokens"):
         env = make(tokenizer=folder)
@@ -313,7 +313,7 @@ def test_equals_sync_episode_by_episode(keywords, mode):
     assert truncations > 0
 
 
-def test_the_id_makes_it_and_json_can_name_it(keywords):
+def test_the_id_makes_it_from_json(keywords):
     made = gym.make_vec(
         "AlpacaFarm-Token-v0", num_envs=3, vectorization_mode="vector_entry_point", oracle="constant", **keywords
     )
@@ -324,7 +324,7 @@ def test_the_id_makes_it_and_json_can_name_it(keywords):
 
 
 @each_mode
-def test_what_ends_on_a_step_is_scored_by_one_call(keywords, mode):
+def test_one_call_scores_what_ends_together(keywords, mode):
     env = TokenVectorEnv(64, oracle=(oracle := Brevity()), autoreset_mode=mode, **keywords)
     calls = []
     score, oracle.score = oracle.score, lambda i, r: calls.append(len(r)) or score(i, r)
@@ -386,7 +386,7 @@ def test_a_step_that_raises_changes_nothing(keywords):
         env.step([EOS, EOS])
 
 
-def test_a_prompt_that_does_not_fit_and_groups_are_refused(keywords):
+def test_long_prompts_and_groups_are_refused(keywords):
     env = TokenVectorEnv(2, oracle=Brevity(), **{**keywords, "max_prompt_tokens": 3})
     with pytest.raises(ResetNeeded):
         env.step([HELLO, HELLO])

@@ -75,7 +75,7 @@ def test_batched_equals_sync_with_partial_and_seeded_resets(tiny_dataset, mode):
 
 
 @pytest.mark.parametrize("id", TEXT_IDS)
-def test_ids_make_the_batched_environment_equal_to_sync_and_infos_are_tables(id):
+def test_ids_make_batches_that_equal_sync(id):
     ours = gym.make_vec(id, num_envs=3)
     assert isinstance(ours, InstructionVectorEnv)
     assert ours.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
@@ -179,7 +179,7 @@ def test_seeds_are_one_per_slot_and_shown(env):
 
 
 @each_mode
-def test_what_is_left_out_is_drawn_no_more_and_batched_still_equals_sync(tiny_dataset, mode):
+def test_left_out_instructions_are_never_drawn(tiny_dataset, mode):
     batched, sync = pair(tiny_dataset, mode)
     kept = {100, 103, 107}
     for env in (*(single.unwrapped for single in sync.envs), batched):
@@ -195,7 +195,7 @@ def test_what_is_left_out_is_drawn_no_more_and_batched_still_equals_sync(tiny_da
     assert seen == kept
 
 
-def test_leaving_out_in_mid_stream_an_unknown_one_nothing_or_everything(tiny_dataset, constant_oracle):
+def test_leaving_out_in_mid_stream(tiny_dataset, constant_oracle):
     def draws(env, count):
         return [env.reset()[0].id for _ in range(count)]
 

@@ -23,7 +23,7 @@ from alpacafarm_env.oracles import RewardModel
 from alpacafarm_env.pretrained import load_model, load_tokenizer
 
 
-def test_the_second_claim_is_refused_until_the_first_ends(tmp_path):
+def test_second_claims_wait_for_the_first(tmp_path):
     folder = tmp_path / "new" / "out"
     with claim(folder, "first") as held:
         with pytest.raises(CheckpointError, match=r"first.*process \d+"):
@@ -66,7 +66,7 @@ time.sleep(60)
 """
 
 
-def test_a_claim_is_told_to_other_processes_and_ends_with_its_own_while_its_children_live(tmp_path):
+def test_claims_end_with_their_own_process(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         told, *children = process.stdout.readline().split()
         assert told == "held"
@@ -168,7 +168,7 @@ def test_what_is_not_there_has_no_content(tmp_path):
             read(folder)
 
 
-def test_a_path_to_nothing_is_no_name_on_the_hub(tmp_path, monkeypatch):
+def test_missing_paths_are_no_hub_names(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     for name in ("runs/polcy", "./policy", "~/policy", "/no/policy", "a/b/c", Path("policy")):
@@ -178,7 +178,7 @@ def test_a_path_to_nothing_is_no_name_on_the_hub(tmp_path, monkeypatch):
         check_model(name)
 
 
-def test_a_model_of_the_hub_without_a_network_is_one_sentence(monkeypatch):
+def test_hub_models_without_network_are_one_sentence(monkeypatch):
     def fail(*_, **__):
         raise LocalEntryNotFoundError("No such file.\nAnd no network.")
 
@@ -215,7 +215,7 @@ def edit(file: Path, **changes) -> None:
 
 
 @pytest.mark.parametrize("size", [{"num_hidden_layers": 10**6}, {"hidden_size": 10**6, "head_dim": 8}])
-def test_a_config_of_more_than_the_weights_can_be_is_refused(folder, size):
+def test_configs_larger_than_their_weights_are_refused(folder, size):
     edit(folder / "config.json", **size)
     with pytest.raises(CheckpointError, match=f"{folder}.*1,000,000"):
         load_model(KIND, folder)
@@ -229,13 +229,13 @@ def test_weights_beyond_the_free_memory_are_refused(folder, monkeypatch):
     load_model(KIND, folder, dtype=torch.bfloat16)
 
 
-def test_layers_that_the_config_does_not_count_are_refused(folder):
+def test_uncounted_layers_are_refused(folder):
     edit(folder / "config.json", num_hidden_layers=1)
     with pytest.raises(CheckpointError, match=r"reward.*model\.layers\.1\."):
         RewardModel(folder).score(["Hi"], ["Yes"])
 
 
-def test_what_stands_beside_the_layers_may_be_left_over(folder):
+def test_weights_beside_the_layers_may_remain(folder):
     weights = load_file(folder / "model.safetensors")
     expected = RewardModel(folder).score(["Hi"], ["Yes"])
     names = ("lm_head.weight", "vision.layers.0.q_proj.weight", "model.layers.0.self_attn.rotary_emb.inv_freq")
@@ -251,7 +251,7 @@ def test_what_stands_beside_the_layers_may_be_left_over(folder):
         RewardModel(folder).score(["Hi"], ["Yes"])
 
 
-def test_an_adapter_of_more_layers_than_its_base_is_refused(folder, tmp_path):
+def test_adapters_deeper_than_their_base_are_refused(folder, tmp_path):
     import peft
     from transformers import AutoModelForSequenceClassification
 
@@ -271,7 +271,7 @@ def test_an_adapter_of_more_layers_than_its_base_is_refused(folder, tmp_path):
 
 
 @pytest.mark.parametrize("pattern", [{"String": "a"}, {"Regex": ""}])
-def test_a_normalizer_that_explodes_is_refused_and_others_are_not(folder, pattern):
+def test_exploding_normalizers_are_refused(folder, pattern):
     step = {"type": "Replace", "pattern": pattern, "content": "aa"}
     nested = {"type": "Sequence", "normalizers": [step] * 60}
     edit(folder / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [nested]})

@@ -28,7 +28,7 @@ FULL = Instruction("Translate.", "Good\nmorning {input}", id=3, split="eval", so
 BRIEF = Instruction("Be brief.\n\nTranslate.", "Good morning", system="Be brief.", id=3)
 
 
-def test_the_text_is_the_instruction_and_the_input_after_a_blank_line():
+def test_input_follows_after_a_blank_line():
     assert FULL == "Translate.\n\nGood\nmorning {input}"
     assert hash(FULL) == hash(str(FULL))
     assert FULL.split() == ["Translate.", "Good", "morning", "{input}"]  # str's own, not the field
@@ -138,7 +138,7 @@ def test_saved_and_loaded(tmp_path):
 
 
 @given(st.text(st.characters(exclude_categories=()) | st.sampled_from("\ud800\udbff\udc00\udfff"), max_size=5))
-def test_a_text_is_inside_unless_it_has_a_lone_surrogate(text):
+def test_only_lone_surrogates_are_outside(text):
     first = next((i for i, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), -1)
     assert find_surrogate(text) == first
     assert (text in UnicodeText()) == (first < 0)
@@ -150,7 +150,7 @@ def test_longer_texts_and_other_things_are_outside():
     assert not any(thing in UnicodeText() for thing in ("a" * (MAX_TEXT_LENGTH + 1), 3, None, b"bytes", ["a"]))
 
 
-def test_samples_are_inside_short_seeded_and_of_the_masks_characters():
+def test_samples_are_inside_short_and_seeded():
     space, twin = UnicodeText(seed=4), UnicodeText(seed=4)
     samples = [space.sample() for _ in range(200)]
     assert samples == [twin.sample() for _ in range(200)]
@@ -189,7 +189,7 @@ def test_batches_are_tuples_of_texts_and_seeded():
     assert concatenate(space, ["a", "b"], create_empty_array(space, 2)) == ("a", "b")
 
 
-def test_a_large_batch_costs_little_and_its_spaces_draw_apart():
+def test_large_batches_of_spaces_cost_little():
     def seconds(space):
         start = time.process_time()
         batches.append(batch_space(space, 500))

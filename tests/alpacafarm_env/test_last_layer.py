@@ -100,12 +100,12 @@ def shared(model):
     ],
     ids=["other inputs", "shared", "bloom", "opt", "mixtral", "qwen2-moe"],
 )
-def test_where_positions_may_depend_on_each_other_all_are_computed(model):
+def test_dependent_positions_are_all_computed(model):
     assert last_layer(model()) is None
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_scores_are_those_of_the_last_token_that_is_no_pad(lora):
+def test_scores_are_of_the_last_real_token(lora):
     model = build("Llama", "ForSequenceClassification", num_labels=1)
     if lora:
         model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", task_type="SEQ_CLS"))

@@ -56,7 +56,7 @@ def ask_while_busy(oracle, batches, **options):
         return batched, [each.result(10) for each in found]
 
 
-def test_those_who_come_during_a_call_are_asked_for_in_the_next_one():
+def test_waiting_threads_share_the_next_call():
     batches = [["a"], ["bb", "ccc"], ["d"], [], ["eeeee"]]
     oracle = Gate(closed=True)
     batched = MicroBatched(oracle)
@@ -69,7 +69,7 @@ def test_those_who_come_during_a_call_are_asked_for_in_the_next_one():
         assert verdicts.details["first"].tolist() == batch
 
 
-def test_a_call_has_at_most_max_rows_unless_one_asks_about_more():
+def test_calls_have_at_most_max_rows():
     oracle = Gate(closed=True)
     ask_while_busy(oracle, [["a"], ["b"] * 3, ["c"], ["d"] * 9, ["e"]], max_rows=4)
     assert [len(call) for call in oracle.calls] == [1, 4, 9, 1]
@@ -86,14 +86,14 @@ def test_nobody_fails_by_neighbours_that_fail_alike():
     assert [each.scores.tolist() for each in found[2:4]] == [[2], [3]]
 
 
-def test_an_oracle_that_fails_for_all_is_not_asked_by_one_after_another():
+def test_outages_fail_all_with_one_call():
     batched, found = ask_while_busy(Gate(closed=True), [["down"]] * 9)
     assert [type(each) for each in found] == [ConnectionError] * 9
     assert batched.calls == 2  # for the first, and for all others
     assert judge(batched, ["i"], ["aa"]).scores.tolist() == [2]
 
 
-def test_after_a_failure_each_has_the_answer_as_soon_as_it_is_there():
+def test_answers_after_a_failure_come_at_once():
     class Waits(Gate):
         def judge(self, instructions, responses):
             if responses == ("bad",):
@@ -115,7 +115,7 @@ def test_after_a_failure_each_has_the_answer_as_soon_as_it_is_there():
         assert [type(each.exception(20)) for each in asks] == [type(None), type(None), ValueError]
 
 
-def test_nobody_waits_for_ever_when_the_thread_that_asks_is_interrupted():
+def test_interrupted_leaders_leave_nobody_waiting():
     oracle = Gate(closed=True)
     batched, found = ask_while_busy(oracle, [["a"], ["stop"], ["ccc"]])
     assert isinstance(found[1], KeyboardInterrupt)
@@ -129,7 +129,7 @@ def test_one_thread_alone_never_waits():
         assert judge(batched, ["i"], ["aa"]).scores.tolist() == [2]
 
 
-def test_after_several_one_waits_for_as_many_no_longer_than_allowed():
+def test_waiting_for_others_is_limited():
     oracle = Gate(closed=True)
     batched, _ = ask_while_busy(oracle, [["a"], ["b"], ["c"]], wait_s=0.01)
     done = threading.Event()

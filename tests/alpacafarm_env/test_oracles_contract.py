@@ -120,7 +120,7 @@ def equal_verdicts(left, right, rows=slice(None)):
             np.testing.assert_array_equal(values, right.details[key][rows], err_msg=key)
 
 
-def test_scores_are_one_float64_a_row_and_a_row_without_a_verdict_says_why(oracle):
+def test_scores_are_one_float64_a_row(oracle):
     assert isinstance(oracle, RewardOracle)
     assert isinstance(oracle.name, str)
     assert oracle.name
@@ -138,7 +138,7 @@ def test_scores_are_one_float64_a_row_and_a_row_without_a_verdict_says_why(oracl
         assert not none.any()
 
 
-def test_a_row_says_the_same_in_any_order_alone_and_asked_again(oracle):
+def test_rows_score_alike_in_any_batch(oracle):
     whole = judge(oracle, INSTRUCTIONS, RESPONSES)
     order = np.random.default_rng(0).permutation(10)
     equal_verdicts(judge(oracle, [INSTRUCTIONS[i] for i in order], [RESPONSES[i] for i in order]), whole, order)
@@ -149,7 +149,7 @@ def test_a_row_says_the_same_in_any_order_alone_and_asked_again(oracle):
     equal_verdicts(again, whole)
 
 
-def test_an_empty_batch_is_scored_without_a_call_and_unequal_lengths_are_refused(oracle, monkeypatch):
+def test_empty_batches_need_no_call(oracle, monkeypatch):
     assert oracle.score([], []).shape == (0,)
     monkeypatch.setattr(type(oracle), "score", None)
     monkeypatch.setattr(type(oracle), "judge", None, raising=False)
@@ -159,7 +159,7 @@ def test_an_empty_batch_is_scored_without_a_call_and_unequal_lengths_are_refused
         judge(oracle, INSTRUCTIONS, RESPONSES[:-1])
 
 
-def test_preferences_are_probabilities_and_turn_around_with_the_pair(preference_oracle):
+def test_preferences_turn_around_with_the_pair(preference_oracle):
     assert isinstance(preference_oracle, PreferenceOracle)
     assert preference_oracle.name
     references = [REFERENCES.get(text, "no reference") for text in INSTRUCTIONS]
@@ -191,7 +191,7 @@ class Answers:
     score = compare
 
 
-def test_what_an_oracle_does_to_its_batch_nobody_else_sees():
+def test_oracles_cannot_change_the_batch():
     instructions, responses, others = ["i", "j"], ["long text", "x"], ["y", "z"]
     editing = Answers([0.5, 0.5])
     judge(editing, instructions, responses)
@@ -224,7 +224,7 @@ def test_a_wrong_answer_is_an_error(answer, fact):
         compare(Answers(answer), ["i", "j"], ["x", "y"], ["z", "w"])
 
 
-def test_scores_are_any_numbers_and_preferences_probabilities_as_float64_where_nan_stays():
+def test_answers_are_checked_and_nan_stays():
     for p in (-0.1, 1.1):
         with pytest.raises(OracleError, match="from 0 to 1"):
             compare(Answers([0.5, p]), ["i", "j"], ["x", "y"], ["z", "w"])
@@ -251,7 +251,7 @@ def length(instructions, responses):
     return [len(text) for text in responses]
 
 
-def test_a_function_is_an_oracle_of_its_own_name(tiny_dataset):
+def test_functions_are_oracles_by_their_name(tiny_dataset):
     env = InstructionEnv(tiny_dataset, oracle=length)
     env = AddScore(env, key="half", oracle=lambda instructions, responses: np.array([0.5] * len(responses)))
     env.reset(seed=0)
@@ -270,7 +270,7 @@ def test_a_function_is_an_oracle_of_its_own_name(tiny_dataset):
 
 
 @pytest.mark.parametrize("wrong", [["a"], [[1.0]], 1.0, [1.0, 2.0], [math.inf], None, ["1"]])
-def test_what_a_function_answers_is_checked_as_any_oracles_answer(tiny_dataset, wrong):
+def test_function_answers_are_checked(tiny_dataset, wrong):
     env = InstructionEnv(tiny_dataset, oracle=lambda instructions, responses: wrong)
     env.reset(seed=0)
     with pytest.raises(OracleError, match="lambda"):

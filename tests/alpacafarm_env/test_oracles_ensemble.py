@@ -80,7 +80,7 @@ def test_without_one_members_verdict_there_is_none(combine):
     assert verdicts.details["unscored_reason"].tolist() == reasons
 
 
-def test_what_the_members_tell_is_told_and_does_not_replace_the_ensembles_own_details():
+def test_member_details_never_replace_the_ensembles():
     one = Given([1.0, 2.0], "one", cost_usd=[0.25, 0.0], noised=[True, False], annotator=["gpt4", "lazy"])
     one.details |= {"score": [99.0, 99.0], "disagreement": [True, True], "listed": [3, 4]}
     two = Given([3.0, 2.0], "two", cost_usd=[0.5, 1.0], noised=[False, False], annotator=["gpt4", "keen"])
@@ -100,7 +100,7 @@ def test_what_the_members_tell_is_told_and_does_not_replace_the_ensembles_own_de
 
 
 @pytest.mark.parametrize("combine", ["mean", "min", "uwo"])
-def test_a_rows_score_does_not_round_with_its_batch(combine):
+def test_scores_do_not_round_with_the_batch(combine):
     """Bit-equal, for numpy adds up an array's rows in another order than a single one."""
     scores = np.random.default_rng(0).normal(size=(37, 300))
 
@@ -156,7 +156,7 @@ def test_by_mapping(tiny_dataset):
     assert (named.name, named.combine) == ("mine", "mean")
 
 
-def test_a_mapping_is_built_once_and_anew_when_a_members_weights_are(tiny_dataset, tiny_model, tmp_path):
+def test_changed_member_weights_build_anew(tiny_dataset, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     models = {"ensemble": [{"reward_model": str(folder)}, {"reward_model": str(tiny_model)}]}
     spec = {"ensemble": [models, "constant"], "combine": "min"}
@@ -216,7 +216,7 @@ def two_letters(instructions):
     return [["ab"] for _ in instructions]
 
 
-def test_a_score_is_the_difference_to_the_mean_of_the_fixed_answers():
+def test_scores_are_differences_to_fixed_answers():
     oracle = Leveled()
     fixed = {"i": ["a", "abcd"], "j": ("ab",)}  # mean lengths 2.5 and 2
     centred = BaselineSubtracted(oracle, lambda asked: [fixed[x] for x in asked])

@@ -47,7 +47,7 @@ def close(share, expected, num=N):
     return abs(share - expected) < 3 * math.sqrt(expected * (1 - expected) / num)
 
 
-def test_win_rate_asks_once_and_only_about_what_is_open():
+def test_win_rate_asks_once_about_open_rows():
     referee = Costly(0.75)
     oracle = WinRate(referee, {"i": "reference", "j": "reference"})
     verdicts = judge(oracle, ["i", "j", "k", "j"], ["reference", "better", "better", ""])
@@ -78,7 +78,7 @@ def test_flip_rate_and_calls(p):
     assert p == 0 or close(verdicts.scores[noised].mean(), 0.5, noised.sum())
 
 
-def test_noise_depends_on_seed_and_responses_not_on_the_instruction_alone():
+def test_noise_depends_on_seed_and_responses():
     one, other = (Flip(Judge(second_wins), 0.25, seed=seed) for seed in (5, 6))
     differ = one.compare(INSTRUCTIONS, A, B) != other.compare(INSTRUCTIONS, A, B)
     assert close(differ.mean(), 0.375)
@@ -87,7 +87,7 @@ def test_noise_depends_on_seed_and_responses_not_on_the_instruction_alone():
 
 
 @pytest.mark.parametrize("always", [0.0, 1.0])
-def test_noise_on_noise_has_coins_of_its_own_and_is_marked_by_both(always):
+def test_nested_noise_has_coins_of_its_own(always):
     inner = Flip(Judge(always), 0.25, seed=1)
     once, twice = (compare(noisy, INSTRUCTIONS, A, B) for noisy in (inner, Flip(inner, 0.1, seed=1)))
     assert twice.details["noised"][once.details["noised"]].all()
@@ -102,7 +102,7 @@ def test_flip_needs_a_probability_up_to_a_half(p):
 
 
 @pytest.mark.parametrize(("p", "score"), [(0.0, 0.5), (second_wins, 1.0)], ids=["likes a place", "likes a text"])
-def test_both_orders_cancel_a_liking_for_one_position_in_one_call(p, score):
+def test_both_orders_cancel_a_position_bias(p, score):
     referee = Costly(p)
     verdicts = compare(BothOrders(referee), INSTRUCTIONS[:3], A[:3], B[:3])
     assert verdicts.scores.tolist() == [score] * 3
@@ -113,7 +113,7 @@ def test_both_orders_cancel_a_liking_for_one_position_in_one_call(p, score):
 
 
 @pytest.mark.parametrize("name", ["sim_eval", "sim_ann", "human"])
-def test_both_orders_of_a_judge_that_shuffles_by_itself_are_refused(name):
+def test_both_orders_refuse_judges_that_shuffle(name):
     with pytest.raises(ValueError, match="order"):
         BothOrders(sandbox.judge(name))
 
@@ -152,7 +152,7 @@ def test_replays_what_is_stored_and_nothing_else():
     assert dataset.num_reads == 1
 
 
-def test_the_judge_answers_pairs_with_the_reference_in_either_place():
+def test_recorded_judges_find_references_in_either_place():
     recorded = RecordedJudge(Dataset(), generator="good")
     a = ["reference", "fine", "fair", "fine", "same"]
     b = ["fine", "reference", "reference", "fair", "same"]

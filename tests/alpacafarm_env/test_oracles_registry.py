@@ -53,7 +53,7 @@ class RecordedTiny:
         return {(str(self.tiny.instructions("eval")[0]), "judged"): 1.0 if generator is None else 0.25}
 
 
-def test_an_object_is_returned_as_it_is_and_a_constant_made(tiny_dataset, counting_oracle):
+def test_objects_are_returned_as_they_are(tiny_dataset, counting_oracle):
     assert make_oracle(counting_oracle, dataset=tiny_dataset) is counting_oracle
     assert make_judge(referee := Longer(), dataset=tiny_dataset) is referee
     assert make_oracle("constant", dataset=tiny_dataset) == Constant(0.0)
@@ -61,7 +61,7 @@ def test_an_object_is_returned_as_it_is_and_a_constant_made(tiny_dataset, counti
     assert oracle.score(["i", "j"], ["x", "y"]).tolist() == [2.5, 2.5]
 
 
-def test_one_specification_is_built_once_per_dataset_and_seed(tiny_dataset, tiny_model):
+def test_specifications_are_built_once(tiny_dataset, tiny_model):
     spec = {"reward_model": str(tiny_model), "batch_size": 8}
     oracle = make_oracle(spec, dataset=tiny_dataset)
     assert isinstance(oracle, RewardModel)
@@ -73,7 +73,7 @@ def test_one_specification_is_built_once_per_dataset_and_seed(tiny_dataset, tiny
     assert make_oracle({**spec, "name": "mine"}, dataset=tiny_dataset).name == "mine"
 
 
-def test_the_win_rate_by_a_judge_of_ones_own(tiny_dataset):
+def test_own_judges_give_a_win_rate(tiny_dataset):
     oracle = make_oracle({"judge": Longer()}, dataset=tiny_dataset)
     assert isinstance(oracle, WinRate)
     assert oracle.name == "win_rate:longer"
@@ -86,7 +86,7 @@ def test_the_win_rate_by_a_judge_of_ones_own(tiny_dataset):
     assert make_judge({"judge": {"judge": Longer(), "flip": 0.1}}, dataset=tiny_dataset).name == "longer+flip0.1"
 
 
-def test_seeds_reach_the_noise_and_a_mapping_has_the_last_word(tiny_dataset):
+def test_a_mappings_seed_counts_more(tiny_dataset):
     instructions, texts = tiny_dataset.instructions("val") * 4, [f"response {i}" for i in range(48)]
 
     def scores(oracle_seed, **options):
@@ -121,7 +121,7 @@ def test_references_follow_an_instructions_split(tiny_dataset):
     assert len(references) == len(list(references)) == 60
 
 
-def test_of_several_references_to_one_instruction_the_first_counts_with_a_warning(tmp_path):
+def test_the_first_of_several_references_counts(tmp_path):
     rows = [{"instruction": "Say b.", "input": "", "output": output} for output in ("b", "b", "B!")]
     (tmp_path / "eval.json").write_text(json.dumps(rows), encoding="utf-8")
     data = load_dataset(tmp_path, allow_overlap=True)
@@ -131,7 +131,7 @@ def test_of_several_references_to_one_instruction_the_first_counts_with_a_warnin
     assert references["Say b."] == "b"
 
 
-def test_references_are_read_when_asked_for_and_a_split_without_any_says_so(tiny_dataset, monkeypatch):
+def test_references_are_read_by_split(tiny_dataset, monkeypatch):
     asked = []
 
     def references(split):
@@ -184,7 +184,7 @@ class Numbered:
         *({"reward_model": "absent", "batchsize": 1}, {"ensemble": ["gold"], "weigth": 1}),
     ],
 )
-def test_what_can_be_no_oracle_is_refused_when_an_environment_is_made(tiny_dataset, spec):
+def test_environments_refuse_what_is_no_oracle(tiny_dataset, spec):
     for make in (make_oracle, InstructionEnv, lambda **keywords: InstructionVectorEnv(2, **keywords)):
         with pytest.raises((TypeError, ValueError), match=r"(?i)oracle|judge|option"):
             make(**{"spec" if make is make_oracle else "oracle": spec}, dataset=tiny_dataset)
@@ -227,7 +227,7 @@ def test_the_names_of_the_sandbox():
         ("model.safetensors", None, (sandbox.REWARD_MODEL_CLEAN / "model.safetensors").read_bytes()),
     ],
 )
-def test_every_file_that_a_reward_model_reads_is_seen(tiny_dataset, tmp_path, file, old, new):
+def test_every_changed_model_file_is_seen(tiny_dataset, tmp_path, file, old, new):
     spec = {"reward_model": shutil.copytree(sandbox.REWARD_MODEL, tmp_path / "model"), "name": "mine"}
     first, unread = (make_oracle({**spec, "name": name}, dataset=tiny_dataset) for name in ("mine", "b"))
     assert make_oracle(spec, dataset=tiny_dataset) is first
@@ -284,7 +284,7 @@ def scores(spec, dataset, **given):
 
 
 @pytest.mark.usefixtures("file")
-def test_a_class_a_function_and_an_object_are_oracles(tiny_dataset):
+def test_own_classes_functions_and_objects_are_oracles(tiny_dataset):
     assert scores("mine:Brevity", tiny_dataset) == [-2, -4]
     assert scores("mine:BREVITY", tiny_dataset) == [-4, -8]
     assert scores({"name": "mine:Brevity", "price": 3}, tiny_dataset) == [-6, -12]
@@ -324,7 +324,7 @@ def test_environments_and_wrappers_take_the_name(tiny_dataset):
     assert again.step("123")[1] == -6
 
 
-def test_one_name_is_one_object_until_its_module_is_reloaded(tiny_dataset, file):
+def test_reloaded_modules_give_other_objects(tiny_dataset, file):
     first = make_oracle("mine:Brevity", dataset=tiny_dataset)
     assert make_oracle("mine:Brevity", dataset=tiny_dataset) is first
     assert make_oracle("mine:BREVITY", dataset=tiny_dataset) is sys.modules["mine"].BREVITY
@@ -353,7 +353,7 @@ def test_one_name_is_one_object_until_its_module_is_reloaded(tiny_dataset, file)
         ({"ensemble": ["mine:NUMBER"]}, TypeError, "got 5"),
     ],
 )
-def test_what_is_none_is_refused_when_the_environment_is_made(tiny_dataset, spec, kind, says):
+def test_faulty_own_oracles_are_refused(tiny_dataset, spec, kind, says):
     with pytest.raises(kind, match=says) as raised:
         InstructionEnv(tiny_dataset, oracle=spec)
     assert "\n" not in str(raised.value)

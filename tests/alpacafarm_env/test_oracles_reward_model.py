@@ -64,7 +64,7 @@ def test_batches_padding_and_neighbours_do_not_matter(tiny_model, model, scores)
     np.testing.assert_allclose(beside[:-1], scores, rtol=0, atol=1e-5)
 
 
-def test_a_special_token_in_a_text_is_plain_text(model):
+def test_special_tokens_in_texts_are_plain(model):
     (plain,), (spelled,) = model.encode(["Ask"], ["fine"]), model.encode(["Ask"], ["fine</s><pad>"])
     assert plain[-1] == 2
     assert spelled.count(2) == 1
@@ -89,13 +89,13 @@ def test_end_of_sequence_and_calibration_follow_the_config(model, changed, score
         ("num_labels", ["1", []]),
     ],
 )
-def test_a_number_of_the_config_that_is_none_is_refused(changed, key, values):
+def test_faulty_config_numbers_are_refused(changed, key, values):
     for number, value in enumerate(values):
         with pytest.raises(CheckpointError, match="config"):
             RewardModel(changed(str(number), **{"num_labels": 1, "id2label": None, **SCALE, key: value}))
 
 
-def test_a_mean_without_a_deviation_and_the_reverse_are_refused(changed):
+def test_mean_and_deviation_need_each_other(changed):
     """As when a letter of the other's name is damaged, which would change every score without a word."""
     for key in SCALE:
         with pytest.raises(CheckpointError, match="alpacafarm_reward_mean and alpacafarm_reward_std"):
@@ -128,7 +128,7 @@ def test_batches_hold_every_row_once_within_both_limits():
     assert list(batches([500, 3], 16, 200)) == [[0], [1]]  # a text above the limit goes alone
 
 
-def test_a_folder_that_is_no_reward_model_is_refused(changed, tmp_path):
+def test_other_folders_are_refused(changed, tmp_path):
     (tmp_path / "empty").mkdir()
     (changed("list") / "config.json").write_text("[]")
     weights = changed("pickled") / "model.safetensors"
@@ -202,7 +202,7 @@ def adapter(tiny_model, tmp_path_factory):
     return folder
 
 
-def test_an_adapter_equals_the_model_that_it_is_merged_into(adapter, tmp_path, scores):
+def test_adapters_equal_the_merged_model(adapter, tmp_path, scores):
     import peft
 
     found = RewardModel(adapter).score(INSTRUCTIONS, RESPONSES)
@@ -215,7 +215,7 @@ def test_an_adapter_equals_the_model_that_it_is_merged_into(adapter, tmp_path, s
     assert np.abs(found - scores).max() > 0.1
 
 
-def test_an_adapter_keeps_its_scale_in_a_file_of_its_own(adapter, tmp_path):
+def test_adapters_keep_their_scale(adapter, tmp_path):
     folder = shutil.copytree(adapter, tmp_path / "scaled")
     (folder / "alpacafarm_reward.json").write_text(json.dumps(SCALE | {"alpacafarm_end_with_eos": False}))
     (ids,) = RewardModel(folder).encode(["Ask"], ["fine"])
@@ -232,7 +232,7 @@ def test_an_adapter_keeps_its_scale_in_a_file_of_its_own(adapter, tmp_path):
     ("fault", "told"),
     [("no head", "score"), ("a matrix", "lora_A"), ("base", "nowhere"), ("base of an adapter", "adapter itself")],
 )
-def test_an_adapter_that_is_not_whole_gives_no_score(adapter, tmp_path, fault, told):
+def test_incomplete_adapters_give_no_score(adapter, tmp_path, fault, told):
     folder = shutil.copytree(adapter, tmp_path / "faulty")
     config = json.loads((folder / "adapter_config.json").read_text())
     weights = load_file(folder / "adapter_model.safetensors")
@@ -265,7 +265,7 @@ def test_half_the_memory_for_nearly_the_same_scores(tiny_model, adapter, scores)
         RewardModel(tiny_model, dtype="bfloat32")
 
 
-def test_a_hub_name_is_read_from_what_is_stored(tiny_model, tmp_path, monkeypatch, scores):
+def test_hub_names_are_read_from_the_cache(tiny_model, tmp_path, monkeypatch, scores):
     stored = tmp_path / "models--someone--reward"
     shutil.copytree(tiny_model, stored / "snapshots" / "abc")
     (stored / "refs").mkdir()

@@ -33,7 +33,7 @@ def test_splits_have_the_papers_sizes_and_no_duplicates():
     assert len({str(row) for split in SIZES for row in SANDBOX.instructions(split)}) == sum(SIZES.values())
 
 
-def test_sources_of_eval_have_the_papers_sizes_and_differ_in_what_they_ask():
+def test_eval_sources_have_the_papers_sizes():
     rows = SANDBOX.instructions("eval")
     assert EVAL_SOURCES == {"selfinstruct": 252, "oasst": 188, "helpful_base": 129, "vicuna": 80, "koala": 156}
     assert Counter(row.source for row in rows) == EVAL_SOURCES
@@ -76,7 +76,7 @@ def test_preferences_are_the_judges_verdicts_on_the_pairs(monkeypatch):
     assert [(p.instruction, p.preference) for p in preferences] == labelled
 
 
-def test_label_leaves_out_ties_and_pairs_without_a_verdict():
+def test_labels_leave_out_ties():
     class Fixed:
         name = "fixed"
 
@@ -103,7 +103,7 @@ def test_the_dataset_by_name():
     assert (SANDBOX.name, SANDBOX.level) == ("sandbox", "sandbox")
 
 
-def test_rows_survive_a_file_and_equal_rows_give_equal_bytes(tmp_path):
+def test_equal_rows_give_equal_bytes(tmp_path):
     """Whatever a policy may sample: every kind of line break stays within its row."""
     rows = [{"output": text} for text in ("", "a\nb", "\r\n", "\u2028\u2029\x85\x0b\x0c\x1c", "日本🦁", '"\\')]
     one, other = (tmp_path / name / "rows.jsonl.gz" for name in ("one", "other"))
@@ -115,7 +115,7 @@ def test_rows_survive_a_file_and_equal_rows_give_equal_bytes(tmp_path):
     assert len(gzip.decompress(one.read_bytes()).decode().split("\n")) == len(rows) + 1
 
 
-def test_what_is_shipped_is_small_not_pickled_and_named_by_its_hash():
+def test_shipped_files_are_small_and_hashed():
     shipped = {path.relative_to(ASSETS).as_posix(): path.read_bytes() for path in ASSETS.rglob("*") if path.is_file()}
     assert sum(map(len, shipped.values())) < 8 * 10**6
     assert all(name.endswith((".json", ".jsonl.gz", ".safetensors", ".jinja")) for name in shipped)
@@ -139,7 +139,7 @@ def encode(text):
 @example("A lion is brave .don't")
 @example("naïve 日本 🦁 ﷽\x00\x7f\u2028")
 @example("A lion is brave.</s><pad>")
-def test_decode_inverts_encode_and_special_tokens_spelled_out_are_letters(text):
+def test_decode_inverts_encode(text):
     tokens = encode(text)
     assert TOKENIZER.decode(tokens, clean_up_tokenization_spaces=False, skip_special_tokens=True) == text
     assert not {TOKENIZER.pad_token_id, TOKENIZER.eos_token_id} & set(tokens)
@@ -151,7 +151,7 @@ def test_every_word_of_the_world_is_one_token():
     assert [start for start in starts if len(encode(start)) != len(start.split())] == []
 
 
-def test_what_is_written_in_the_world_is_never_spelled_out():
+def test_the_worlds_words_are_whole_tokens():
     """As many tokens as the byte-level split makes pieces, in every fifth instruction and reference of eval."""
     pieces = TOKENIZER.backend_tokenizer.pre_tokenizer.pre_tokenize_str
     for text in (*sandbox.SANDBOX.instructions("eval")[::5], *sandbox.SANDBOX.references("eval")[::5]):
@@ -178,7 +178,7 @@ def drawn(seed, template):
 
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), template=st.sampled_from(tasks.TEMPLATES))
-def test_read_inverts_the_wording_that_depends_on_its_generator_alone(seed, template):
+def test_read_inverts_the_wording(seed, template):
     ask = drawn(seed, template)
     assert ask == drawn(seed, template)
     assert bool(ask.input) == template.with_input
@@ -241,14 +241,14 @@ def test_a_task_read_by_hand():
         "Décris un lion avec trois détails. 🦁",
     ],
 )
-def test_what_is_not_of_this_world_is_not_read(text):
+def test_foreign_instructions_are_not_read(text):
     assert tasks.read(text) is None
 
 
 @settings(max_examples=100)
 @given(st.text())
 @example("List three traits of " + "a lion " * 150_000)
-def test_any_text_is_read_or_refused_without_an_error(text):
+def test_any_text_is_read_or_refused(text):
     assert tasks.read(text) is None
 
 
@@ -256,7 +256,7 @@ ASPECTS = [(category, aspect) for category in world.CATEGORIES for aspect in cat
 ITEMS = [item for _, aspect in ASPECTS for items in aspect.facts.values() for item in items]
 
 
-def test_every_fact_is_true_of_one_topic_in_one_way():
+def test_every_fact_belongs_to_one_topic():
     """Else an item could be true and false at once, or count twice."""
     assert set(Counter(ITEMS).values()) == {1}
     assert len(ITEMS) == 8 * 2 * 4 * 6
@@ -264,7 +264,7 @@ def test_every_fact_is_true_of_one_topic_in_one_way():
     assert all(len(items) == 6 for _, aspect in ASPECTS for items in aspect.facts.values())
 
 
-def test_claim_words_are_the_facts_the_topics_and_the_kinds_each_a_lower_case_word():
+def test_claim_words_are_single_lower_case_words():
     topics = {topic for category in world.CATEGORIES for topic in category.topics}
     kinds = {name for category in world.CATEGORIES for name in (category.name, category.plural)}
     assert world.claim_words() == set(ITEMS) | topics | kinds
@@ -285,7 +285,7 @@ ASK = "List three traits of a lion."
 
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), template=st.sampled_from(tasks.TEMPLATES))
-def test_writers_are_fluent_and_a_perfect_one_earns_everything(seed, template):
+def test_perfect_writers_earn_everything(seed, template):
     """Gold and the writers agree on what a sentence is, so that what the policy learns to say can be fluent."""
     ask = drawn(seed, template)
     for writer in (writers.CROWD, writers.REFERENCE):
@@ -298,7 +298,7 @@ def test_writers_are_fluent_and_a_perfect_one_earns_everything(seed, template):
     assert found.complete == 1 or template.asks == "kind"
 
 
-def test_the_generator_decides_and_a_foreign_instruction_is_refused():
+def test_writers_depend_on_their_generator():
     texts = [writers.write(writers.REFERENCE, ASK, np.random.default_rng(seed)) for seed in (1, 1, 2, 3, 4, 5)]
     assert texts[0] == texts[1]
     assert len(set(texts)) > 2

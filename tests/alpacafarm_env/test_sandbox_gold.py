@@ -90,7 +90,7 @@ def test_answers_that_are_none(instruction, response, expected):
     ["A lion is brave. " * 60_000, "- brave\n" * 120_000, "a" * 2**20, "é🦁 " * 2**17, "!" * 2**20, "brave " * 175_000],
     ids=["sentences", "bullets", "one word", "unicode", "marks", "words"],
 )
-def test_a_megabyte_gains_nothing_and_takes_seconds_at_most(response):
+def test_megabytes_gain_nothing(response):
     start = time.process_time()
     value = gold.gold(ASK_SENTENCE, response)
     assert time.process_time() - start < 5
@@ -114,7 +114,7 @@ def test_a_foreign_instruction_has_no_gold():
     assert math.isnan(gold.gold(FOREIGN, WHOLE))
 
 
-def test_oracle_gives_gold_and_its_parts_and_the_judge_prefers_more():
+def test_the_oracle_gives_gold_and_parts():
     verdicts = judge(GoldOracle(), [ASK, ASK], [WHOLE, "A lion is shy."])
     np.testing.assert_allclose(verdicts.scores, [7.0, 2 - 0.6])
     np.testing.assert_allclose(verdicts.details["gold_complete"], [1, 0])
@@ -192,7 +192,7 @@ def test_probability_by_hand():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_swapping_the_responses_swaps_the_verdict_and_each_annotator_is_drawn_equally_often(name, judged):
+def test_swapped_responses_swap_the_verdict(name, judged):
     forth, back = judged[name]
     np.testing.assert_array_equal(forth.scores, 1 - back.scores)
     if name in ("sim_eval", "sim_gpt4", "human"):
@@ -229,7 +229,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_labels_are_those_of_the_shipped_models_and_another_seed_is_another_opinion(name, pairs, judged):
+def test_labels_are_those_of_the_shipped_models(name, pairs, judged):
     verdicts = judged[name][0]
     first = verdicts.details["shown_first"] == "a"
     content = [*(2 * verdicts.scores).astype(int).tolist(), *first.tolist(), *verdicts.details["annotator"].tolist()]
@@ -237,7 +237,7 @@ def test_labels_are_those_of_the_shipped_models_and_another_seed_is_another_opin
     assert 0.01 < np.mean(verdicts.scores != sandbox.judge(name, 1).compare(*pairs)) < 0.6
 
 
-def test_instructions_of_another_world_are_refused_with_their_number():
+def test_foreign_instructions_are_refused_by_number():
     asked = [ASK, *[FOREIGN + "?" * number for number in range(10)]]
     for name in NAMES:
         told = "of" if name == "sim_ann" else "10 of 11"  # noise is decided first, without asking
@@ -249,7 +249,7 @@ def test_instructions_of_another_world_are_refused_with_their_number():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_odd_texts_get_a_verdict_lose_to_a_good_answer_and_tie_with_themselves(name):
+def test_odd_texts_lose_to_good_answers(name):
     """Warnings are errors here: a megabyte must not overflow. Noise and careless raters may differ; P says it all."""
     for text in ("", " \n", "!?…", "日本🦁", ASK, "brave " * 20_000, "a" * 2**20):
         good, same = sandbox.judge(name).compare([ASK, ASK], [text, text], [GOOD, text])

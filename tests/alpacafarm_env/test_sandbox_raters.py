@@ -37,7 +37,7 @@ def test_ratings_use_the_whole_scale(responses, name):
     assert np.corrcoef(found.scores, gold)[0, 1] > (0.9 if name == "sim_gpt4" else 0.5)
 
 
-def test_two_likings_differ_as_the_choice_between_a_pair_does():
+def test_likings_differ_as_pair_choices_do():
     blind = Annotator("blind", (0.0,) * 6, 0.0, 0.0, 0.0, 0.0, 2.0)
     rows = [(ASK, f"A lion is brave {number}.") for number in range(4000)]
     raters = Raters("blind", [blind])
@@ -48,7 +48,7 @@ def test_two_likings_differ_as_the_choice_between_a_pair_does():
     np.testing.assert_array_equal(raters.score(*zip(*rows, strict=True)), np.clip(np.rint(points), 1, 7))
 
 
-def test_a_rating_is_the_same_whenever_it_is_asked_for(responses):
+def test_ratings_are_the_same_again(responses):
     asked, texts = (column[:200] for column in responses)
     raters = sandbox.raters("human", 3)
     found = raters.judge(asked, texts)
@@ -69,7 +69,7 @@ def test_a_critique_names_what_its_annotator_sees():
     assert nothing[0] == nothing[1] == Raters("all", GREEDY).critiques([whole], np.array([0]))[0]
 
 
-def test_a_rating_is_a_reward_and_its_critique_is_told():
+def test_ratings_are_rewards_with_critiques():
     env = gym.make("AlpacaFarm-PPO-v0", oracle={"rating": "human", "seed": 1})
     asked, _ = env.reset(seed=0)
     _, reward, *_, info = env.step("A lion is brave.")

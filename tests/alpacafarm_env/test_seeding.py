@@ -19,7 +19,7 @@ print(*keyed_uniforms(7, "order", [("a", "b"), ("ab",)]), keyed_rng(0, "stream",
 """
 
 
-def test_keyed_values_are_pinned_and_do_not_depend_on_the_process():
+def test_keyed_values_are_pinned():
     """Stored noise would change meaning if they did: they hold on every platform and in every process."""
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
     run = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
@@ -28,7 +28,7 @@ def test_keyed_values_are_pinned_and_do_not_depend_on_the_process():
     assert f"{uniforms[0]} {uniforms[1]} {keyed_rng(0, 'stream', 1).integers(2**32)}" == PINNED
 
 
-def test_keyed_rng_depends_on_all_of_its_key_alone():
+def test_keyed_rng_depends_on_its_whole_key():
     keys = [KEY, KEY, (4, *KEY[1:]), (*KEY[:3], 8), KEY[:3], (3, "flipa", 7), (*KEY[:3], "7"), (3, "a", "flip", 7)]
     drawn = [keyed_rng(*key).random() for key in keys]
     assert drawn[0] == drawn[1]
@@ -43,7 +43,7 @@ def test_a_uniform_does_not_depend_on_its_batch():
     assert keyed_uniforms(0, "s", []).shape == (0,)
 
 
-def test_uniforms_are_uniform_streams_independent_and_the_global_generator_untouched():
+def test_uniforms_are_uniform_and_independent():
     state = np.random.get_state()[1].copy()  # noqa: NPY002  # reading it is the point
     rows = [(str(i),) for i in range(20_000)]
     flips, orders = keyed_uniforms(0, "flip", rows), keyed_uniforms(0, "order", rows)
@@ -55,7 +55,7 @@ def test_uniforms_are_uniform_streams_independent_and_the_global_generator_untou
     np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
 
 
-def test_index_stream_repeats_for_a_seed_and_goes_on_after_a_copy():
+def test_index_streams_repeat_for_a_seed():
     stream, again = (IndexStream(np.random.default_rng(9), 1000) for _ in range(2))
     assert [stream.draw() for _ in range(150)] == [again.draw() for _ in range(150)]
     twin = copy.deepcopy(stream)
@@ -76,7 +76,7 @@ def log_odds(count):
 
 
 @pytest.mark.parametrize("seed", [1, 4])
-def test_annotator_order_and_winner_are_drawn_evenly_and_independently(seed):
+def test_draws_are_even_and_independent(seed):
     draws, rows = KeyedDraws(seed, "alpaca_farm"), pairs(10_000)
     assert chisquare(np.bincount(draws.annotators(rows, 13), minlength=13)).pvalue > 0.01
     drawn = [draws.annotators(rows, 2).astype(bool), draws.b_first(rows), draws.b_wins(rows, np.zeros(len(rows)))]
@@ -93,7 +93,7 @@ def test_swapping_a_pair_swaps_the_winner_exactly():
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_b_wins_with_its_probability_whichever_text_it_is(in_order):
+def test_b_wins_with_its_probability(in_order):
     """Within four standard deviations of the number of wins, and of their fit to the probabilities."""
     rows, odds = pairs(10_000), log_odds(10_000)  # in order, as "answer" comes before "reply"
     rows = rows if in_order else swapped(rows)
@@ -103,7 +103,7 @@ def test_b_wins_with_its_probability_whichever_text_it_is(in_order):
         assert abs(((wins - chances) * weights).sum()) < 4 * deviation
 
 
-def test_a_higher_chance_never_loses_a_pair_that_was_won():
+def test_higher_chances_keep_their_wins():
     rows, odds = pairs(2000), log_odds(2000)
     low, high = (KeyedDraws(0, "p").b_wins(rows, odds + more) for more in (0.0, 0.7))
     assert (high >= low).all()
@@ -115,7 +115,7 @@ def test_probability_by_hand():
     assert np.isnan(probability(np.array([np.nan]))).all()
 
 
-def test_identical_responses_texts_beyond_utf8_and_an_empty_batch_have_draws_and_an_empty_pool_none():
+def test_odd_batches_have_draws():
     draws = KeyedDraws(0, "pool")
     assert draws.b_first([("q", "x", "x")]).shape == (1,)
     assert 0 <= draws.annotators([("\ud800", "a", "b")], 13)[0] < 13

@@ -20,7 +20,7 @@ from alpacafarm_env.statistics import (
 )
 
 
-def test_win_rate_of_the_upstream_example_and_by_hand():
+def test_win_rate_equals_the_upstream_example():
     summary = win_rate([0, 1, 1, 0.5, 0.5, math.nan, math.nan, 0.2, 0.9])
     assert summary.win_rate == pytest.approx(58.5714, abs=5e-5)
     assert summary.standard_error == pytest.approx(15.0283, abs=5e-5)
@@ -61,7 +61,7 @@ def test_credits_outside_their_range_are_refused():
             win_rate(credits)
 
 
-def test_length_control_removes_what_length_explains_and_nothing_else():
+def test_length_control_removes_the_effect_of_length():
     # A judge that sees nothing but length, and a generator that is longer in two thirds of the rows.
     rng = np.random.default_rng(0)
     references = rng.integers(100, 900, size=4000)
@@ -84,7 +84,7 @@ def test_length_control_is_antisymmetric_and_knows_its_ends():
     assert length_controlled_win_rate([1, 1, 0, 0], [4, 5, 1, 2], [3] * 4) == pytest.approx(50, abs=1e-6)
 
 
-def test_length_control_drops_rows_without_a_verdict_and_refuses_lengths_that_do_not_fit():
+def test_length_control_drops_unscored_rows():
     lengths, references = [5, 50, 30, 20, 44], [30, 30, 31, 29, 30]
     kept = length_controlled_win_rate([1, 0, 1, 0, math.nan], lengths, references)
     assert 0 < kept < 100
@@ -127,7 +127,7 @@ def test_the_logit_scale_by_hand():
     assert (narrow.low, narrow.high) == pytest.approx((plain.low, plain.high), abs=1e-6)
 
 
-def test_a_share_at_its_end_has_no_logit_and_its_interval_is_cut():
+def test_intervals_of_certain_shares_are_cut():
     found, plain = interval([0.99, 1.0], bounds=SHARE), interval([0.99, 1.0])
     assert (found.low, found.high) == (plain.low, 1)
     assert found.low > 0.9
@@ -137,7 +137,7 @@ def test_a_share_at_its_end_has_no_logit_and_its_interval_is_cut():
     assert (rounded.low, rounded.high) == pytest.approx((1, 1))
 
 
-def test_an_interval_is_cut_where_the_mean_cannot_be_but_not_to_nothing():
+def test_intervals_are_cut_at_their_bounds():
     wide, cut = interval([0.1, 7.0]), interval([0.1, 7.0], bounds=POSITIVE)
     assert wide.low < 0
     assert (cut.low, cut.high) == (0, wide.high)

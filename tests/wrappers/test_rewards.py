@@ -70,7 +70,7 @@ def form(request, tiny_dataset):
     return Form(request.param, tiny_dataset)
 
 
-def test_the_outermost_decides_and_alone_is_asked_until_it_is_gone(form, make_counting_oracle):
+def test_only_the_outermost_wrapper_is_asked(form, make_counting_oracle):
     base, inner, outer = (make_counting_oracle(name) for name in ("base", "inner", "outer"))
     env = form.make(base)
     wrapped = form.module.SurrogateReward(form.module.SurrogateReward(env, oracle=inner), oracle=outer)
@@ -84,7 +84,7 @@ def test_the_outermost_decides_and_alone_is_asked_until_it_is_gone(form, make_co
 
 
 @pytest.mark.parametrize("name", ["AnnotatorReward", "WinRateReward"])
-def test_a_judge_becomes_a_win_rate_against_the_references(form, name, tmp_path):
+def test_judges_become_win_rates(form, name, tmp_path):
     wrapper, referee = getattr(form.module, name), Longer()
     env = wrapper(form.make(), judge=referee)
     for text, expected in (("x" * 99, 1.0), ("", 0.0)):
@@ -98,7 +98,7 @@ def test_a_judge_becomes_a_win_rate_against_the_references(form, name, tmp_path)
     assert wrapper(form.make(), judge=pool).oracle.name.startswith("win_rate:ann")
 
 
-def test_an_ensemble_decides_by_all_its_members_asked_once(form, make_counting_oracle):
+def test_ensembles_ask_each_member_once(form, make_counting_oracle):
     one, three = make_counting_oracle("one", 1.0), make_counting_oracle("three", 3.0)
     env = form.module.EnsembleReward(form.make(), oracles=[one, three], combine="uwo", weight=0.1)
     _, reward, *_, info = form.one_step(env)
@@ -146,7 +146,7 @@ def test_add_score_needs_a_key_of_its_own(form):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_forms_take_the_same_keywords_and_only_environments_of_ours_of_their_form(name, tiny_dataset):
+def test_both_forms_take_the_same_keywords(name, tiny_dataset):
     ours, batched = getattr(wrappers, name), getattr(vector, name)
     assert ours.__init__.__kwdefaults__ == batched.__init__.__kwdefaults__
     single = InstructionEnv(dataset=tiny_dataset, oracle="constant")
@@ -172,7 +172,7 @@ def test_both_forms_take_the_same_keywords_and_only_environments_of_ours_of_thei
         ("EnsembleReward", {"oracles": ["constant"], "weight": 0.1}, ValueError, "'uwo'"),
     ],
 )
-def test_a_wrong_oracle_is_found_when_the_wrapper_is_made(form, name, keywords, error, fact):
+def test_wrappers_refuse_wrong_oracles(form, name, keywords, error, fact):
     with pytest.raises(error, match=fact):
         getattr(form.module, name)(form.make(), **keywords)
 
@@ -195,7 +195,7 @@ def test_the_spec_survives_json(tmp_path):
     assert info["third"] == 0.0
 
 
-def test_the_spec_copies_no_oracle_and_gymnasiums_wrappers_may_stand_anywhere(tiny_dataset):
+def test_specs_copy_no_oracle(tiny_dataset):
     env = gym.make("AlpacaFarm-PPO-v0", dataset=tiny_dataset, oracle="constant")
     unsure = Unsure()  # says nothing of how it is to be copied
     spec = wrappers.SurrogateReward(env, oracle=unsure).spec
