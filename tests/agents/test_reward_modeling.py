@@ -194,7 +194,7 @@ def test_it_starts_from_an_adapter_and_its_base_as_from_a_whole_model(policy_fol
     tuned.save(tmp_path / "whole", merged=True)
     first, second = (next(RewardModeling(tmp_path / name, PREFERENCES).updates()) for name in ("adapter", "whole"))
     assert first == second != next(RewardModeling(policy_folder, PREFERENCES).updates())
-    with pytest.raises(CheckpointError, match=r"adapter.*alpacafarm_env merge"):
+    with pytest.raises(CheckpointError, match=r"adapter.*alpacafarm merge"):
         RewardModeling(tmp_path / "adapter", PREFERENCES, lora=LORA)
 
 
