@@ -154,12 +154,12 @@ def test_references_are_read_by_split(tiny_dataset, monkeypatch):
     ("spec", "closest"),
     [
         ("golden", "'golden'.*'gold'.*surrogate, gold, "),
-        ({"name": "win-rate"}, "'win_rate'"),
+        ({"name": "win_rat"}, "'win_rate'"),
         ({"name": "constant", "valeu": 1}, "'valeu'.*'value'"),
         ({"name": "recorded", "judge_": 1}, "'judge_'"),
         ({"name": "annotators", "flipp": 0.1}, "'flipp'.*'flip'"),
         ({"reward_model": "x", "batchsize": 1}, "'batchsize'.*'batch_size'"),
-        ({"judge": "sim_evil"}, "'sim_evil'.*'sim_eval'"),
+        ({"judge": "evul"}, "'evul'.*'eval'"),
     ],
 )
 def test_a_wrong_name(tiny_dataset, spec, closest):
