@@ -34,8 +34,7 @@ from ..harness.sources import judgements_digest
 from ..harness.study import StudyOptions, run_command
 from . import report
 from .live import LEVEL, LivePool
-from .people import labels_digest, people_rows
-from .recorded import recorded_rows
+from .recorded import labels_digest, people_rows, recorded_rows
 from .rows import SMALL
 from .sandbox import MEANINGS, Question, judge_rows, load_contests, load_pairs
 

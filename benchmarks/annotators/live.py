@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ...annotators.analysis import COST, figures
-from ...errors import DataError, PriceError
+from ...errors import DataError
 from ...llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
 from ...oracles.base import PreferenceOracle
 from ..harness.study import Row
@@ -62,27 +62,16 @@ class LivePool:
         """Checks everything that can be known without asking.
 
         Raises:
-            AlpacaFarmError: The address, the key's variable, the pool, a prompt, the models, a price that the budget
-                needs, or the ledger.
+            AlpacaFarmError: The address, the key's variable, the pool, a prompt, the models, or the ledger.
         """
         from ...cli.annotation_report import option_endpoint
         from ...llm.ledger.store import Ledger
-        from ...llm.requests import Prices
 
         endpoint = option_endpoint(self.base_url, self.api_key_env, self.allow_insecure)
-        self.digest()
         require_key_variable(self.api_key_env, "--api-key-env")
         endpoint.key()
-        prices = Prices.load()
-        for model in self.played.values() if self.budget_usd is not None else ():
-            if model.price_usd_per_million is None and model.model not in prices.models:
-                raise PriceError(
-                    f"--budget-usd: expected models with a known price, got {model.model!r}, which has none. A "
-                    "--models file gives it: price_usd_per_million: [input, output] next to the model's name. Or set "
-                    "no budget."
-                )
-        with Ledger(self.ledger):
-            pass
+        with Ledger(self.ledger) as ledger:
+            self.judge_of(0, ledger=ledger)
 
     def judge_of(self, seed: int, **more: Any) -> PreferenceOracle:
         """The pool with a seed; `more` are further options of `make_pool`."""

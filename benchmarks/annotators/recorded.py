@@ -1,10 +1,12 @@
-"""Stored verdicts of real judges next to the simulated ones: GPT-4 asked several times, and GPT-4 against Claude.
+"""Stored verdicts next to the simulated ones: GPT-4 asked several times, GPT-4 against Claude, and people's labels.
 
 GPT-4's four verdicts on each pair by each of two prompts, and the humans', come from the subfolder `extras` of a folder
 of recorded judgements; what is not there has no rows. prefers_longer and prefers_lists use the first verdict on a pair
-and the released analysis's definitions of longer and list.
+and the released analysis's definitions of longer and list. People's labels, as `alpacafarm_env annotate-human`
+collects them, are about pairs of their own, so the paper's values stand beside them without a tolerance.
 """
 
+import hashlib
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -21,11 +23,16 @@ from ...data.files import read_records
 from ...data.recorded import INDEX, JUDGEMENT
 from ...data.schema import TEXT, Field, check_rows, is_text
 from ...errors import DataError
+from ...human.labels import load_labels
 from ...seeding import keyed_rng
 from ..harness.study import Row
-from .rows import Target, make_row, rows_of
+from .rows import TARGETS, Target, make_row, rows_of
 
 LEVEL: Final = "recorded"
+PEOPLE: Final = "people"
+_PEOPLE: Final = {"people": "people", "judge": "their pairs' judge", "annotator": "people"}
+_PEOPLES_LIKE: Final = {"people": "human", "judge": "sim_gpt4"}
+"""The paper's judge that a kind of ours is put next to."""
 CROSS: Final = "crossannotations_gpt4_4seeds"
 HUMAN: Final = "human_crossannotations_sample16"
 TABLE: Final = "evaluators_leaderboard.csv.gz"
@@ -234,3 +241,23 @@ def _pair_rows(suffix: str, both: pd.DataFrame) -> list[Row]:
 
 def _extras(folder: Path) -> dict[str, Path]:
     return data_files(folder / "extras") if (folder / "extras").is_dir() else {}
+
+
+def labels_digest(path: Path) -> str:
+    """Hash of a file of labels, hexadecimal; DataError if it is faulty."""
+    load_labels(path)  # now, and not after the other judges' minutes
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def people_rows(path: Path) -> list[Row]:
+    """The rows of all people, of the judge whose verdicts the pairs came with, and of each annotator.
+
+    Raises:
+        DataError: The file is faulty.
+    """
+    rows = []
+    for (kind, name), found in load_labels(path).figures().items():
+        targets = TARGETS.get(_PEOPLES_LIKE.get(kind, ""), {})
+        judge = f"{_PEOPLE[kind]} {name}".strip()
+        rows += rows_of(judge, [found], PEOPLE, {figure: Target(target.paper) for figure, target in targets.items()})
+    return rows

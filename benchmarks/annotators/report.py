@@ -50,19 +50,19 @@ def figure_table(rows: pd.DataFrame) -> Table:
     # Recorded judges stand beside AlpacaEval's own table of evaluators.
     source = "AlpacaEval" if (rows.level == "recorded").all() else "paper"
     header = ("figure", "judge", "level", source, "value", "95 % interval", "seeds", "n", "tolerance", "within?")
-    row: Any
     lines = []
+    row: Any
     for row in in_order(rows).itertuples():
-        upper, tolerance, within = target_of(row).upper_bound, "–", "–"
-        if not math.isnan(row.tolerance):
-            equal = row.tolerance < 0.001
-            tolerance = "equal" if equal else f"{'+' if upper else '±'}{row.tolerance:.2f}"
+        target, tolerance, within = target_of(row), "–", "–"
+        if target.tolerance is not None:
+            exact = target.tolerance < 0.001
+            tolerance = "equal" if exact else f"{'+' if target.upper_bound else '±'}{target.tolerance:.2f}"
             within = "yes" if row.within else "NO"
         seeds = f"{row.seed_min:.3f} to {row.seed_max:.3f}" if row.seeds > 1 else "–"
-        paper = _paper(row) if upper else number(row.paper)
-        place = (row.figure, row.judge, row.level)
-        lines.append((*place, paper, number(row.value), span(row), seeds, str(row.n), tolerance, within))
-    return Table(header, lines, title=heading(rows.level.iloc[0]))
+        paper = _paper(row) if target.upper_bound else number(row.paper)
+        values = (paper, number(row.value), span(row), seeds, str(row.n), tolerance, within)
+        lines.append((row.figure, row.judge, row.level, *values))
+    return Table(header, lines, title=f"Level: {rows.level.iloc[0]}")
 
 
 def member_table(rows: pd.DataFrame) -> Table:
@@ -72,15 +72,16 @@ def member_table(rows: pd.DataFrame) -> Table:
     """
     level = rows.level.iloc[0]
     drawn = level != "sandbox"
-    figures = set(rows.figure) - (set() if drawn else {COST})  # the sandbox's are free
     cells = rows.value.map(number) + (rows.n.map(" ({})".format) if drawn else "")
     table = rows.assign(cell=cells).pivot(index="judge", columns="figure", values="cell")
-    shown = [name for name in (*_SHOWN, _OF_PEOPLE) if name in figures]
+    # The sandbox's are free.
+    shown = [name for name in (*_SHOWN, _OF_PEOPLE) if name in table and (drawn or name != COST)]
     table = table.reindex(index=rows.judge.unique(), columns=shown).fillna("–")
     lines = [(str(judge).removeprefix(f"{level} "), *line) for judge, *line in table.itertuples()]
-    counted = "In brackets: of how many pairs; few tell little. " if drawn else ""
-    caption = f"{counted}Intervals are in table.csv."
-    return Table(("annotator", *shown), lines, caption, heading(level, members=True))
+    caption = f"{'In brackets: of how many pairs; few tell little. ' if drawn else ''}Intervals are in table.csv."
+    pool, many = "" if level == "people" else " of the pool", " (of how many pairs)" if drawn else ""
+    title = f"Level: {level}, each annotator{pool} by itself{many}"
+    return Table(("annotator", *shown), lines, caption, title)
 
 
 def tables(rows: pd.DataFrame) -> dict[str, Table]:
@@ -92,13 +93,6 @@ def tables(rows: pd.DataFrame) -> dict[str, Table]:
         if (own & member).any():
             found[f"{level}-members"] = member_table(rows[own & member])
     return found
-
-
-def heading(level: str, *, members: bool = False) -> str:
-    """What stands above a level's table, or above that of its pool's single annotators."""
-    many = " (of how many pairs)" if level in ("live", "people") else ""
-    pool = "" if level == "people" else " of the pool"
-    return f"Level: {level}" + (f", each annotator{pool} by itself{many}" if members else "")
 
 
 def headline(rows: pd.DataFrame) -> str:
@@ -188,8 +182,11 @@ def _near(rows: pd.DataFrame) -> dict[str, Any] | None:
         for row in checked
         if not row.within
     ]
-    in_seeds = [(row, {target_of(row).holds(value) for value in (row.seed_min, row.seed_max)}) for row in checked]
-    turns = [row for row, answers in in_seeds if row.seeds > 0 and answers != {row.within}]
+    turns = [
+        row
+        for row in checked
+        if row.seeds > 0 and {target_of(row).holds(value) for value in (row.seed_min, row.seed_max)} != {row.within}
+    ]
     wide = [row.figure for row in checked if row.high - row.low > 2 * row.tolerance]
     return {"count": len(checked), "outside": outside, "turns": turns, "wide": wide, "seeds": checked[0].seeds}
 
@@ -200,13 +197,12 @@ def _paper(row: Any) -> str:
 
 def _unknown_orders(rows: pd.DataFrame) -> list[tuple[Any, int, int]]:
     """Judges whose `prefers_first` is about fewer pairs than `agreement`, with both numbers."""
-    known: dict[Any, Any] = {(row.judge, row.level, row.figure): row.n for row in rows.itertuples()}
-    numbers = [
-        (key[0], num, known.get((*key[:2], "agreement"), num))
-        for key, num in known.items()
-        if key[2] == "prefers_first"
-    ]
-    return [each for each in numbers if each[1] < each[2]]
+    counts = rows.pivot(index=["level", "judge"], columns="figure", values="n").reindex(
+        rows.set_index(["level", "judge"]).index.unique()
+    )
+    counts = counts.reindex(columns=["prefers_first", "agreement"])
+    fewer = counts[counts.prefers_first < counts.agreement].astype(int)
+    return [(judge, num, of) for (_, judge), num, of in fewer.itertuples()]
 
 
 def drawn(rows: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@
 Sandbox: win rates of several generators by source of the evaluation set; how win rates on the evaluation set agree
 (r^2, Spearman) with those on held-out users' instructions; how many instructions tell two generators apart. Recorded,
 with --data or ALPACAFARM_DATA: win rates of real models by source, agreement of GPT-4's and Claude's leaderboards, how
-many instructions tell two models apart. roots.csv counts the root verbs of the instructions and the nouns they take.
+many instructions tell two models apart.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), on its evaluation data.
 """
@@ -21,14 +21,13 @@ from typing import Final
 
 from ...cli.options import parse
 from ...data.load import DATA_VARIABLE, recorded_dataset
-from ...sandbox import SANDBOX
 from ..harness.page import Drawn, Page, publish, read_manifest, read_table
 from ..harness.report import sentences
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import extras_digest, judgements_digest, sandbox_sources
-from ..harness.study import StudyOptions, run_command, write_csv
-from . import answers, levels, report, roots
-from .held_out import EVAL, questions
+from ..harness.study import StudyOptions, run_command
+from . import answers, levels, report
+from .held_out import questions
 
 NAME: Final = "protocol"
 NUM_EVAL: Final = (805, 201)
@@ -72,11 +71,7 @@ def run(options: ProtocolOptions) -> int:
         rows = run_cells(study, parts)
         if not rows:
             return study.exit_status
-        counted = [row for split in ("sft", EVAL) for row in roots.count("sandbox", split, SANDBOX.instructions(split))]
-        if dataset is not None:
-            counted += roots.count("recorded", EVAL, dataset.instructions(EVAL))
         study.write_table(rows)
-        write_csv(study.out / "roots.csv", counted)
         publish(study, page(study.out))
         return study.finish()
 
@@ -87,7 +82,6 @@ def page(folder: Path) -> Page:
     note = report.note(rows, len(read_manifest(folder)["seeds"]))
     drawings = report.drawings(rows).items()
     figures = {name: Drawn(drawing, f"{title}. {note}") for name, (title, drawing) in drawings}
-    figures |= roots.figures(read_table(folder / "roots.csv"))
     return Page(
         "The evaluation protocol, validated",
         report.tables(rows),

@@ -14,7 +14,8 @@ and in docs/studies/index.md, within a line, <!-- headline: NAME -->. What they 
 A figure that README.md shows lies in docs, and is filled in there too. Pages of docs/explanation may show
 <!-- figure: NAME.FIGURE --> and, as those of all studies, within a line <!-- value: NAME.KEY -->: one of the page's
 values, or a setting of the manifest. Everything else on these pages is written by hand, and no number is (a test).
-A page of a study that is no command any more keeps what stands in its parts.
+A page of a study that is no command any more keeps what stands in its parts, and any page what stands behind
+<!-- kept -->: an earlier version has measured it.
 """
 
 import argparse
@@ -47,12 +48,12 @@ PAGES = {
     "leaderboard": ("leaderboard", "table.csv"),
     "method_ranking": ("method_ranking.page", "table.csv"),
     "overoptimization": ("overoptimization.page", "table.csv", "reward_models.csv"),
-    "protocol": ("protocol.command", "table.csv", "roots.csv"),
+    "protocol": ("protocol.command", "table.csv"),
     "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
     "win_rate_curve": ("win_rate_curve.page", "table.csv", "val.csv"),
 }
 """Study -> the module of its function `page`, within alpacafarm_env.benchmarks, and the tables that this reads."""
-START = re.compile(r"<!-- (table|figure|findings|measured|headline|value)(?:: ([\w.-]+))? -->")
+START = re.compile(r"<!-- (table|figure|findings|measured|headline|value|kept)(?:: ([\w.-]+))? -->")
 END = "<!-- end -->"
 PART = re.compile(f"({START.pattern})(.*?)({END})", re.DOTALL)
 INLINE = ("headline", "value")
@@ -182,6 +183,8 @@ def filled(path: Path, study: str, parts: Mapping[str, str], *, needed: Iterable
     def replaced(match: re.Match[str]) -> str:
         start, kind, name, _, end = match.groups()
         key = f"{kind}: {name}" if name else kind
+        if kind == "kept":
+            return match[0]
         if key not in parts:
             if (kind in INLINE or "." in (name or "")) and name.partition(".")[0] != study:
                 return match[0]

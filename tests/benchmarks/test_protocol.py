@@ -44,8 +44,7 @@ def test_the_command_writes_what_it_says_and_resumes(tmp_path, capsys, monkeypat
     rates = {(row["subject"], row["other"], row["judge"]) for row in rows if row["figure"] == "win_rate"}
     assert {subject for subject, other, _ in rates if other == "all"} == OWN
     assert {row["level"] for row in rows} == {"sandbox"}
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"live", "pairs_sandbox", "roots_sandbox"}
-    assert (tmp_path / "roots.csv").read_text().startswith("level,split,verb,noun,instructions,n\nsandbox,sft,")
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"live", "pairs_sandbox"}
     r2 = next(row for row in rows if (row["figure"], row["other"], row["judge"]) == ("r2", LIVE, "sim_eval"))
     assert f"is {float(r2['value']):.3f} [" in capsys.readouterr().out
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
