@@ -62,10 +62,6 @@ class AnnotatorsOptions(LivePool, StudyOptions):
         super().__post_init__()
         if self.pairs < 2:
             raise ValueError(f"--pairs: expected 2 or more, got {self.pairs!r}")
-        if self.budget_usd is not None and not 0 < self.budget_usd < float("inf"):
-            raise ValueError(f"--budget-usd: expected a number above 0, got {self.budget_usd!r}")
-        if self.max_concurrency < 1:
-            raise ValueError(f"--max-concurrency: expected 1 or more, got {self.max_concurrency!r}")
 
     def live(self) -> LivePool | None:
         """The live pool, checked; None for none.
@@ -84,15 +80,21 @@ class AnnotatorsOptions(LivePool, StudyOptions):
 
 def cells(options: AnnotatorsOptions, question: Question) -> list[Cell]:
     """A cell for each of the sandbox's judges, one for the recorded ones, and one for people."""
-    num_seeds = question.num_seeds
-    found = [Cell.silent(f"{judge}, seeds={num_seeds}", partial(judge_rows, judge, question)) for judge in MEANINGS]
+    work = {f"{judge}, seeds={question.num_seeds}": partial(judge_rows, judge, question) for judge in MEANINGS}
     if folder := options.data or os.environ.get(DATA_VARIABLE):
         dataset = recorded_dataset(folder)
-        key = f"recorded {judgements_digest(dataset)[:16]}"
-        found.append(Cell.silent(key, partial(recorded_rows, dataset)))
+        work[f"recorded {judgements_digest(dataset)[:16]}"] = partial(recorded_rows, dataset)
     if options.labels:
-        found.append(Cell.silent(f"people {labels_digest(options.labels)[:16]}", partial(people_rows, options.labels)))
-    return found
+        work[f"people {labels_digest(options.labels)[:16]}"] = partial(people_rows, options.labels)
+    return [Cell.silent(key, rows) for key, rows in work.items()]
+
+
+def live_cell(live: LivePool, num: int, question: Question) -> Cell:
+    """The cell of the live pool: one seed's opinions on `num` of the pairs, evenly spread."""
+    pairs = question.pairs
+    rows = list(zip(pairs.instructions, pairs.a, pairs.b, strict=True))
+    some = replace(question, pairs=Pairs.of([rows[i] for i in subset(len(rows), num)]), num_seeds=1)
+    return Cell.silent(f"live {live.digest()}, pairs={num}", partial(live.rows, some))
 
 
 def run(options: AnnotatorsOptions) -> int:
@@ -109,22 +111,18 @@ def run(options: AnnotatorsOptions) -> int:
         "length_gap": [LENGTH_GAP, PUBLISHED_LENGTH_GAP],
         "wilson_below": SMALL,
     }
-    work = cells(options, question)
-    key, num_live, facts = "", min(len(pairs), options.pairs), None
+    work, facts = cells(options, question), None
     if live:
-        rows = list(zip(pairs.instructions, pairs.a, pairs.b, strict=True))
-        asked = replace(question, pairs=Pairs.of([rows[i] for i in subset(len(rows), num_live)]), num_seeds=1)
-        key = f"live {live.digest()}, pairs={num_live}"
+        num = min(len(pairs), options.pairs)
         # First: what is wrong with its server shows at once, not after the sandbox's minutes.
-        work.insert(0, Cell.silent(key, partial(live.rows, asked)))
+        work.insert(0, live_cell(live, num, question))
         models = {role: model.model for role, model in live.played.items()}
-        facts = {"host": live.host, "pool": live.pool, "models": models, "num_pairs": num_live}
+        facts = {"host": live.host, "pool": live.pool, "models": models, "num_pairs": num}
     with options.study(NAME, config, sources={"the sandbox's data": partial(hash_folder, data.folder)}) as study:
-        table = run_cells(study, work)
-        if not table:
+        rows = run_cells(study, work)
+        if not rows:
             return study.exit_status
-        table.sort(key=lambda row: row["level"] == LEVEL)
-        study.write_table(table)
+        study.write_table(sorted(rows, key=lambda row: row["level"] == LEVEL))
         study.note(judges=MEANINGS, live=facts)
         publish(study, page(study.out))
         return study.finish()

@@ -62,7 +62,7 @@ class LivePool:
         """Checks everything that can be known without asking.
 
         Raises:
-            AlpacaFarmError: The address, the key's variable, the pool, a prompt, the models, or the ledger.
+            AlpacaFarmError: The address, the key's variable, the pool, a prompt, the models, a number, or the ledger.
         """
         from ...cli.annotation_report import option_endpoint
         from ...llm.ledger.store import Ledger
@@ -70,8 +70,11 @@ class LivePool:
         endpoint = option_endpoint(self.base_url, self.api_key_env, self.allow_insecure)
         require_key_variable(self.api_key_env, "--api-key-env")
         endpoint.key()
-        with Ledger(self.ledger) as ledger:
-            self.judge_of(0, ledger=ledger)
+        try:
+            with Ledger(self.ledger) as ledger:
+                self.judge_of(0, ledger=ledger)
+        except ValueError as error:  # a number that the pool cannot take
+            raise DataError(str(error)) from error
 
     def judge_of(self, seed: int, **more: Any) -> PreferenceOracle:
         """The pool with a seed; `more` are further options of `make_pool`."""
@@ -116,16 +119,11 @@ class LivePool:
 
     def digest(self) -> str:
         """Hash of what changes the answers: address, annotators, the content of their prompts, models, noise."""
-        from ...annotators.config import load_prompt
+        from ...annotators.pool import content
         from ...llm.requests import content_key
 
-        pool = self.pool_config
-        members = [
-            {**member.model_dump(mode="json", exclude={"prompt"}), "prompt": load_prompt(member.prompt).digest}
-            for member in pool.annotators
-        ]
-        models = {role: model.model_dump(mode="json") for role, model in self.played.items()}
-        return content_key([self.base_url, self.pool, pool.stream, pool.flip, members, models])[:16]
+        files = content({"pool": self.pool, "models": self.models})
+        return content_key([self.base_url, self.pool, self.model, files])[:16]
 
     def rows(self, question: Question) -> list[Row]:
         """Asks for one seed's opinions; the rows of the pool, then of each annotator that gave any.

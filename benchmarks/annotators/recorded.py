@@ -8,7 +8,6 @@ collects them, are about pairs of their own, so the paper's values stand beside 
 
 import hashlib
 from collections.abc import Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -98,8 +97,7 @@ def read_cross(path: Path) -> tuple[Pairs, dict[str, Array]]:
 
 def longest(pairs: Pairs) -> Array:
     """Equal votes [4, n] for the longer response: 0 where output_1 is strictly longer, else 1."""
-    vote = [float(len(a) <= len(b)) for a, b in zip(pairs.a, pairs.b, strict=True)]
-    return np.tile(np.array(vote), (NUM_VOTES, 1))
+    return np.array([[float(len(a) <= len(b)) for a, b in zip(pairs.a, pairs.b, strict=True)]] * NUM_VOTES)
 
 
 def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row]:
@@ -108,21 +106,22 @@ def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row
     Raises:
         DataError: The file is faulty, or labels other pairs.
     """
-    labels: dict[int, list[float]] = {}
+    labels = pd.DataFrame(check_rows(read_records(path), (*_TEXTS, _LABEL), str(path)))
     places = {key: place for place, key in enumerate(zip(pairs.instructions, pairs.a, pairs.b, strict=True))}
-    for row in check_rows(read_records(path), (*_TEXTS, _LABEL), str(path)):
-        place = places.get((row["instruction"], row["output_1"], row["output_2"]))
-        if place is None:
-            raise DataError(
-                f"{path}: record {row.number}: expected a pair of {CROSS}, got another one. "
-                "Take both files from the same copy of the data."
-            )
-        labels.setdefault(place, []).append(row["preference"])
-    human = np.array(list(zip_longest(*labels.values(), fillvalue=np.nan)), dtype=np.float64)
+    labels["pair"] = [
+        places.get(key) for key in labels[[field.name for field in _TEXTS]].itertuples(index=False, name=None)
+    ]
+    if (unknown := labels.pair.isna()).any():
+        raise DataError(
+            f"{path}: record {unknown.idxmax() + 1}: expected a pair of {CROSS}, got another one. "
+            "Take both files from the same copy of the data."
+        )
+    votes_of = labels.assign(vote=labels.groupby("pair").cumcount()).pivot(index="vote", columns="pair")
+    human = votes_of.preference[labels.pair.unique()].to_numpy(dtype=np.float64)
     itself, side = analysis.self_agreement(human), analysis.majority(human)
     rows = rows_of("human", [{"agreement": itself, "variance": 1 - itself}], LEVEL)
-    for judge, found in votes.items():
-        own = found[:, list(labels)]
+    for judge, all_votes in votes.items():
+        own = all_votes[:, labels.pair.unique().astype(int)]
         rows += rows_of(judge, [{"agreement": agreement(own, side), "bias": analysis.bias(own, side)}], LEVEL)
     return rows
 

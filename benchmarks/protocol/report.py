@@ -73,9 +73,6 @@ def tables(rows: pd.DataFrame) -> dict[str, Table]:
         "agreement": agreement_table(rows, "Agreement of two evaluations over generators", "live", "judges"),
         "sources": agreement_table(rows, "Agreement between sources", "sources"),
         "pairs": agreement_table(rows, "Telling models apart", "pairs"),
-        "rates_by_source": rate_table(rows, "Win rates by source", "sources"),
-        "rates_held_out": rate_table(rows, "Win rates on held-out instructions", "live"),
-        "held_out": mixture_table(rows),
     }
 
 
@@ -91,31 +88,6 @@ def headline(rows: pd.DataFrame) -> str:
     told = [f"{_span(row, '.3f')} by {judge_name(row.judge)}" for row in _pick(live) if row.judge != CROSS]
     models = [f"{row.models:.0f} generators of the sandbox" for row in _pick(live)]
     return f"r² with held-out users' instructions: {', '.join(told)}; {models[0]}" if told else ""
-
-
-def rate_table(rows: pd.DataFrame, title: str, part: str) -> Table:
-    """A line for each judge and generator, a column for each source or set."""
-    found = rows[(rows.part == part) & (rows.figure == "win_rate")]
-    columns, lines = found.other.unique(), []
-    for (level, judge, subject), own in found.groupby(["level", "judge", "subject"], sort=False):
-        cells = dict.fromkeys(columns, "–")
-        for row in _pick(own.dropna(subset="value")):
-            error = "" if math.isnan(row.standard_error) else f" ± {row.standard_error:.1f}"
-            cells[row.other] = f"{row.value:.1f}{error} ({row.n:.0f})"
-        lines.append((str(level), judge_name(judge), str(subject), *cells.values()))
-    caption = "Win rate, % ± standard error (n instructions)."
-    return Table(("level", "judge", "generator", *columns), lines, caption, title)
-
-
-def mixture_table(rows: pd.DataFrame) -> Table:
-    """How far the sets are from the evaluation set, and the share of each value in each set."""
-    shares = rows[rows.part == "mixture"].pivot(index=["figure", "other"], columns="subject", values="value")
-    # A value that a set never has is a share of 0, and the evaluation set has no distance from itself.
-    cells = shares.reindex(columns=[EVAL, LIVE, FRESH]).fillna(0).sort_index().map("{:.3f}".format).reset_index()
-    cells = cells.sort_values("figure", key=lambda names: ~names.str.startswith("total"), kind="stable")
-    note = "Total variation: half the sum of the differences."
-    title = "What the held-out users ask"
-    return Table(("what", "value", EVAL, LIVE, FRESH), cells.to_numpy().tolist(), note, title)
 
 
 def findings(rows: pd.DataFrame) -> list[str]:

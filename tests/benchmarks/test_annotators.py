@@ -1,14 +1,12 @@
 """Votes counted by hand, rows and their report, and the command on a small folder of pairs."""
 
-import json
-
 import numpy as np
 import pytest
 import written
 from annotator_worlds import Fake, by_key, make_assets, run, shut_off
 
 from alpacafarm_env.annotators import analysis
-from alpacafarm_env.annotators.analysis import COST, Opinions, Pairs, ask, figures, has_list
+from alpacafarm_env.annotators.analysis import COST, Pairs, ask, figures, has_list
 from alpacafarm_env.benchmarks.annotators import command as annotators
 from alpacafarm_env.benchmarks.annotators import report
 from alpacafarm_env.benchmarks.annotators import sandbox as annotator_sandbox
@@ -19,7 +17,7 @@ from alpacafarm_env.benchmarks.harness.report import text_table
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.sandbox import judge
-from alpacafarm_env.statistics import interval, wilson
+from alpacafarm_env.statistics import wilson
 
 VOTES = np.array([[1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 1, 0]], dtype=np.float64)
 """Four opinions on four pairs: unanimous for b, even, three to one for a, even."""
@@ -36,12 +34,6 @@ def test_votes_counted_by_hand():
     assert analysis.disagreement(VOTES).tolist() == pytest.approx([0, 4 / 6, 3 / 6, 4 / 6])
     assert analysis.bias(VOTES, np.array([1.0, 1, 1, 0])).tolist() == [0, 0.5, 1, 0.5]
     assert analysis.bias(VOTES, np.array([-1.0, -1, -1, -1])).tolist() == [1, 0.5, 0, 0.5]
-
-
-def test_the_published_example_of_one_against_one_and_one_against_three():
-    votes = np.array([[0, 0, 0, 0], [1, 1, 1, 0]], dtype=np.float64).T  # [1] * 4 and [2, 2, 2, 1]
-    assert 1 - analysis.disagreement(votes).mean() == pytest.approx(0.75)
-    assert analysis.self_agreement(votes).mean() == pytest.approx(0.875)
 
 
 def test_missing_verdicts_take_no_part():
@@ -67,11 +59,6 @@ def test_a_tie_is_on_both_sides_by_half():
 def test_a_list_is_a_line_that_starts_with_a_bullet_or_a_number(response, expected):
     assert has_list(response) is expected
     assert has_list(response, published=True) is expected
-
-
-def test_the_released_analysis_takes_letters_too():
-    assert has_list("a) oats", published=True)
-    assert not has_list("a) oats")
 
 
 def test_longer_and_listed_point_at_the_response_that_is():
@@ -116,14 +103,6 @@ def test_noise_is_free_and_a_second_call_is_no_cheaper_by_it(num_cached):
     assert np.nansum(opinions.cost_usd) == pytest.approx(4 * 0.002 * (10 - num_cached) / 2)
 
 
-def test_humans_are_compared_with_each_other_and_have_no_bias():
-    unknown = np.full((4, 4), NAN)
-    found = figures(Opinions(VOTES, unknown, unknown, unknown.astype(str)), same_pairs(4), None)
-    assert found["agreement"].tolist() == [1, 0, 0.75, 0]
-    assert (found["variance"] == 1 - found["agreement"]).all()
-    assert "bias" not in found
-
-
 def test_a_row_averages_seeds_before_it_takes_the_interval_over_pairs():
     by_seed = [{"variance": np.array([0.0, 1, NAN])}, {"variance": np.array([1.0, 0, NAN])}]
     (row,) = rows_of("judge", by_seed, "sandbox", {"variance": Target(0.4, 0.2)})
@@ -139,13 +118,6 @@ def test_few_pairs_or_one_verdict_of_all_have_the_interval_of_wilson(share, num)
     assert (row["value"], row["low"], row["high"]) == (values.mean(), *wilson(values.sum(), num))
 
 
-def test_many_pairs_and_costs_have_the_interval_of_student():
-    values = (np.arange(40) % 4 > 0).astype(float)
-    for figure, some in (("agreement", values), (COST, values[:10])):
-        (row,), found = rows_of("judge", [{figure: some}], "live"), interval(some)
-        assert (row["low"], row["high"]) == pytest.approx((found.low, found.high))
-
-
 def test_a_target_holds_within_its_tolerance():
     assert [Target(0.66, 0.03).holds(value) for value in (0.685, 0.70, 0.62)] == [True, False, False]
     assert [Target(0.20, 0.05, upper_bound=True).holds(value) for value in (0.02, 0.26)] == [True, False]
@@ -157,12 +129,9 @@ def test_pairs_of_another_world_are_refused():
         ask(Pairs(("Why?",), ("a",), ("b",)), lambda seed: judge("human", seed), range(2))
 
 
-@pytest.mark.parametrize(
-    "option", [{"pairs": 1}, {"budget_usd": 0.0}, {"budget_usd": float("nan")}, {"seeds": 0}, {"max_concurrency": 0}]
-)
-def test_options_that_mean_nothing_are_refused(option):
-    with pytest.raises(ValueError, match=f"--{next(iter(option)).replace('_', '-')}: expected"):
-        annotators.AnnotatorsOptions(**option)
+def test_fewer_than_two_pairs_are_refused():
+    with pytest.raises(ValueError, match="--pairs: expected"):
+        annotators.AnnotatorsOptions(pairs=1)
 
 
 @pytest.fixture(scope="module")
@@ -176,41 +145,27 @@ def offline(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("offline")
-def test_the_command_writes_every_figure_with_interval_and_asks_nobody_again(assets, tmp_path, monkeypatch, capsys):
+def test_the_command_writes_every_figure_and_asks_nobody_again(assets, tmp_path, monkeypatch, capsys):
     assert run(assets, tmp_path) == 0
     rows = written.rows_of(tmp_path)
-    assert list(rows[0])[:6] == ["judge", "figure", "value", "low", "high", "paper"]
-    assert list(rows[0])[6:] == ["tolerance", "within", "n", "level", "seeds", "seed_min", "seed_max"]
     values = {key: float(row["value"]) for key, row in by_key(rows).items()}
     assert set(PUBLISHED) < set(values)
     assert {judge for judge, _ in values} == {*annotator_sandbox.MEANINGS, *MEMBERS}
     for row in rows:
-        least = -1 if row["figure"] == "spearman" else 0
-        if row["low"] or row["figure"] != "spearman":  # seeds that rank alike have no interval
-            assert least <= float(row["low"]) <= float(row["value"]) <= float(row["high"]) <= 1
-        assert (row["low"] == "") == (row["figure"] == "spearman" and row["seed_min"] == row["seed_max"])
-        assert float(row["seed_min"]) <= float(row["value"]) + 1e-12
-        assert float(row["value"]) <= float(row["seed_max"]) + 1e-12
-        assert (row["level"], row["seeds"]) == ("sandbox", "2")
+        if row["low"]:  # seeds that rank alike have no interval
+            assert float(row["low"]) <= float(row["value"]) <= float(row["high"]) <= 1
         target = PUBLISHED.get((row["judge"], row["figure"]))
-        holds = target and target.holds(float(row["value"]))
         if row["judge"] not in MEMBERS:
+            holds = target and target.holds(float(row["value"]))
             assert row["within"] == ("" if holds is None else str(holds))
-        assert int(row["n"]) <= 149
     assert values["human", "agreement"] + values["human", "variance"] == pytest.approx(1)
     # Flips make the pool's opinions differ more, and one annotator differs from itself less than a pool does.
     assert values["sim_ann", "variance"] > values["sim_eval", "variance"] > values["sim_gpt4", "variance"]
     assert values["single annotators", "variance"] == pytest.approx(np.mean([values[m, "variance"] for m in MEMBERS]))
-    printed = capsys.readouterr().out
     outside = [key for key, target in PUBLISHED.items() if target.holds(values[key]) is False]
-    told = sum(target.tolerance is not None for target in PUBLISHED.values())
-    assert f"{told - len(outside)} of {told} within tolerance" in printed
+    printed = capsys.readouterr().out
     assert all(f"{judge} {figure} {values[judge, figure]:.3f}" in printed for judge, figure in outside)
-    assert "a simulation" in printed
     assert (tmp_path / "annotators.png").read_bytes().startswith(b"\x89PNG")
-    assert "data:image/png" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert json.loads((tmp_path / "manifest.json").read_text())["complete"] is True
-
     table = (tmp_path / "table.csv").read_bytes()
     monkeypatch.setattr(annotators, "judge_rows", lambda *_: pytest.fail("asked again"))
     assert run(assets, tmp_path) == 0
@@ -232,17 +187,6 @@ def test_folders_without_pairs_or_judgements_end_with_status_2(assets, own_data,
     assert "preference.jsonl.gz" in capsys.readouterr().err
     assert run(assets, tmp_path / "out", "--data", str(own_data)) == 2
     assert "expected a folder with recorded judgements" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_the_whole_command_on_the_shipped_pairs_and_the_recorded_judges(tmp_path):
-    assert annotators.main(["--out", str(tmp_path)]) == 0
-    rows = by_key(written.rows_of(tmp_path))
-    outside = [key for key, row in rows.items() if key in PUBLISHED and row["within"] == "False"]
-    assert outside in ([], [("sim_gpt4", "agreement")])
-    assert rows["gpt4_b1", "variance"]["level"] == "recorded"
-    assert (tmp_path / "report.html").stat().st_size > 50_000
 
 
 def row(judge, name, value, level="sandbox", *, num=200, seeds=(), target=None):
@@ -280,11 +224,6 @@ def test_one_line_for_each_annotator_says_of_how_many_pairs():
     assert max(map(len, text_table(table).splitlines())) < 80
 
 
-def test_the_sandboxs_annotators_cost_nothing_and_are_about_the_same_pairs():
-    table = report.member_table(frame_of([row("gpt4_1", name, 0.5) for name in ("agreement", COST)]))
-    assert (table.header, list(table.rows)) == (("annotator", "agreement"), [("gpt4_1", "0.500")])
-
-
 def test_the_live_sentence_counts_and_names_what_is_outside():
     said = findings(LIVE + ALONE_ROWS)
     assert said[0].startswith("Live: 1 of 2 within tolerance")
@@ -310,17 +249,6 @@ def test_seeds_are_spoken_of_where_there_are_several(seeds, said):
     assert told[1:] == ([said] if said else [])
 
 
-@pytest.mark.parametrize(("num_seeds", "said"), [(1, "on each in 1 seed."), (3, "on each in each of 3 seeds.")])
-def test_the_note_is_about_the_levels_it_is_asked_for(num_seeds, said):
-    config, facts = {"num_pairs": 9, "num_opinions": 4}, {"live": {"num_pairs": 5}}
-    manifest = {"config": config, "seeds": [*range(num_seeds)], "facts": facts}
-    told = report.note(["sandbox"], manifest)
-    assert told == f"Level sandbox: a simulation, 9 preference pairs, 4 opinions {said}"
-    both = report.note(["live", "sandbox"], manifest)
-    assert both.index("Level sandbox") < both.index("Level live: a judge behind an API, on 5 pairs")
-    assert "recorded" not in both
-
-
 def test_fewer_pairs_with_a_known_order_are_explained():
     rows = [row("sim_ann", "agreement", 0.6, num=9680), row("sim_ann", "prefers_first", 0.5, num=9100)]
     assert findings(rows)[0].startswith("sim_ann prefers_first counts 9100 of 9680 pairs: on the others all")
@@ -333,33 +261,16 @@ RECORDED = [
 ]
 
 
-def test_the_figure_draws_every_level_that_has_a_published_value():
-    sandbox = [
-        row("sim_eval", name, 0.5, seeds=(0.5,), target=TARGETS["sim_eval"][name]) for name in ("variance", COST)
-    ]
+def test_the_figure_draws_every_level_with_a_published_value():
+    target = TARGETS["sim_eval"]["variance"]
+    sandbox = [row("sim_eval", "variance", 0.5, seeds=(0.5,), target=target)]
     rows = frame_of([*sandbox, *RECORDED, *LIVE, *ALONE_ROWS])
-    names = [(found.figure, found.judge) for found in report.drawn(rows).itertuples()]
-    assert names == [
-        ("agreement", "live eval"),
-        ("variance", "sim_eval"),
-        ("variance", "gpt4_b1"),
-        ("variance", "live eval"),
-    ]
-    left, right = report.draw(rows, "note").axes
-    assert [label.get_text() for label in left.get_yticklabels()][::-1] == [
+    above, below = report.draw(rows, "note").axes
+    assert [label.get_text() for label in above.get_yticklabels()][::-1] == [
         "agreement: live eval",
         "variance: sim_eval",
         "variance: gpt4_b1 (recorded)",
         "variance: live eval",
     ]
-    legend = [text.get_text() for text in left.get_legend().get_texts()]
-    assert {"sandbox, 95 % interval", "recorded, 95 % interval", "live, 95 % interval"} < set(legend)
-    assert "live eval" in [text.get_text() for text in right.texts]
+    assert "live eval" in [text.get_text() for text in below.texts]
     assert report.drawn_levels(rows) == ["sandbox", "recorded", "live"]
-    assert report.drawn_levels(frame_of([*sandbox, RECORDED[1]])) == [
-        "sandbox"
-    ]  # a recorded figure without a published value
-
-
-def test_a_figure_of_nothing_published_has_no_left_half():
-    assert report.draw(frame_of(RECORDED[1:]), "").axes[0].get_legend() is None

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alpacafarm_env.benchmarks.harness.estimates import Bootstrap, pearson_rows
 from alpacafarm_env.benchmarks.protocol import analysis
 from alpacafarm_env.seeding import keyed_rng
 
@@ -49,13 +48,6 @@ def test_win_rates_and_agreement_of_sources_by_hand():
     assert {row["figure"] for row in analysis.source_rows(credits, [""] * 8, 50)} == {"win_rate"}
 
 
-def test_two_generators_give_no_agreement_and_a_generator_of_one_side_is_left_out():
-    one = credits_of([0.2, 0.5, 0.8, 0.4], 50)
-    assert analysis.agreement_rows({"a": one, "b": credits_of([0.2, 0.5], 60, 1)}, 20) == []
-    rows = analysis.agreement_rows({"a": credits_of([0.2] * 3, 60, 1), "b": one}, 20)
-    assert {(row["models"], row["n"]) for row in rows} == {(3, 50)}
-
-
 def test_verdicts_on_the_same_instructions_are_resampled_together():
     one = credits_of([0.2, 0.4, 0.5, 0.6, 0.8], 300)
     flips = np.random.default_rng(1).random(300) < 0.1
@@ -64,26 +56,6 @@ def test_verdicts_on_the_same_instructions_are_resampled_together():
         analysis.agreement_rows({"a": one, "b": two}, 300, ("r2",), same=same) for same in (True, False)
     )
     assert alike["high"] - alike["low"] < apart["high"] - apart["low"]
-
-
-def test_the_interval_of_r2_covers_where_plain_percentiles_do_not():
-    """Of many pairs of evaluations of the same generators; the percentiles are those of the same resamples."""
-    values, bounds, plain = [], [], []
-    for seed in range(60):
-        sides = {part: credits_of(np.linspace(0.1, 0.95, 15), 300, 2 * seed + part) for part in (0, 1)}
-        (row,) = analysis.agreement_rows(sides, 200, ("r2",))
-        values.append(row["value"])
-        bounds.append((row["low"], row["high"]))
-        drawn = [
-            Bootstrap.of({name: [*each.values()] for name, each in side.items()}, seed=part, num=200).win_rates
-            for part, side in sides.items()
-        ]
-        columns = [np.stack(list(each.values()), axis=1) for each in drawn]
-        plain.append(np.percentile(pearson_rows(*columns) ** 2, (2.5, 97.5)))
-    middle = np.median(values)
-    covered, twin = (np.mean([low <= middle <= high for low, high in each]) for each in (bounds, plain))
-    assert covered >= 0.8
-    assert twin < 0.75
 
 
 def test_an_interval_that_spans_zero_correlation_begins_at_zero():
