@@ -12,10 +12,10 @@ from matplotlib.figure import Figure as Drawing
 from ...statistics import Interval
 from ..harness.estimates import Estimate
 from ..harness.plots import COLORS, place_labels, titled
-from ..harness.report import Table, Verdict, seeds_text, sentences
+from ..harness.report import Table, seeds_text, sentences
 from .analysis import ALL, BANDS, OTHERS, POWER, SAME, SET_SIZE, SETS, UPSTREAM, WANTED
 from .held_out import EVAL, FRESH, LIVE
-from .levels import CROSS, EARLY, NO_INPUT
+from .levels import CROSS, EARLY, FEW, NO_INPUT
 
 LEVELS: Final = {"sandbox": "Sandbox (simulation)", "recorded": "Recorded (stored verdicts on real models)"}
 JUDGES: Final = {
@@ -57,13 +57,14 @@ def agreement_table(rows: pd.DataFrame, title: str, *parts: str) -> Table:
     counted = ("pairs or sets", "AlpacaEval") if parts == ("pairs",) else ("models", "paper")
     header = ("level", "judge", "what", "of", "with", "value", "95 % interval", "n", *counted)
     lines = []
-    for row in _pick(rows[rows.part.isin(parts) & rows.figure.isin(NAMES)]):
+    row: Any
+    for row in rows[rows.part.isin(parts) & rows.figure.isin(NAMES)].itertuples():
         form, none = (".0f", "never") if row.figure == "needed_for_90" else (".3f", "–")
         value, low, high = (_text(number, form, none) for number in (row.value, row.low, row.high))
-        span = "–" if math.isnan(row.low) and math.isnan(row.high) else f"{low} to {high}"
+        bounds = "–" if math.isnan(row.low) and math.isnan(row.high) else f"{low} to {high}"
         counts = (_text(row.n, ".0f"), _text(row.models, ".0f"), _text(row.paper, "g"))
         words = (row.level, judge_name(row.judge), NAMES[row.figure], row.subject, row.other)
-        lines.append((*words, value, span, *counts))
+        lines.append((*words, value, bounds, *counts))
     return Table(header, lines, "n: instructions, of two sets the smaller one.", title)
 
 
@@ -84,82 +85,51 @@ def note(rows: pd.DataFrame, num_seeds: int) -> str:
 
 def headline(rows: pd.DataFrame) -> str:
     """How well the evaluation set agrees with held-out users' instructions."""
-    live = rows[(rows.part == "live") & (rows.figure == "r2") & (rows.subject == EVAL) & (rows.other == LIVE)]
-    told = [f"{_span(row, '.3f')} by {judge_name(row.judge)}" for row in _pick(live) if row.judge != CROSS]
-    models = [f"{row.models:.0f} generators of the sandbox" for row in _pick(live)]
-    return f"r² with held-out users' instructions: {', '.join(told)}; {models[0]}" if told else ""
+    live = rows[(rows.figure == "r2") & (rows.subject == EVAL) & (rows.other == LIVE) & (rows.judge != CROSS)]
+    texts = [f"{_span(row, '.3f')} by {judge_name(row.judge)}" for row in live.itertuples()]
+    generators = f"{live.models.max():.0f} generators of the sandbox"
+    return f"r² with held-out users' instructions: {', '.join(texts)}; {generators}" if texts else ""
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
     """What the numbers say, a sentence or two each."""
-    told = rows.assign(text=[_span(row, ".3f") for row in rows.itertuples()], who=rows.judge.map(judge_name))
-    told["at"] = told.level.str.capitalize() + ", " + told.who
-    told["share"] = [_span(row, ".1%") for row in rows.itertuples()]
-    tell = {"sources": _sources, "live": _live, "judges": _judges, "pairs": _pairs}
-    parts = {name: list(of(told[told.part == name])) for name, of in tell.items()}
-    constants = {"upstream": UPSTREAM, "set_size": SET_SIZE, "close": BANDS[1]}
-    percent = {"wanted": f"{100 * WANTED:.0f}", "power": f"{100 * POWER:.0f}"}
-    return sentences("protocol/findings.txt.j2", **parts, **constants, **percent)
+    shown = rows.assign(text=[_span(row, ".3f") for row in rows.itertuples()])
+    shown["share"] = [_span(row, ".1%") for row in rows.itertuples()]
+    parts: dict[str, list[dict[str, Any]]] = {part: [] for part in ("sources", "live", "judges", "pairs")}
+    for (part, level, judge), own in shown.groupby(["part", "level", "judge"], sort=False):
+        # For the template: rows by what they compare, and by the number of their instructions.
+        by, of = ({(row.figure, row.subject, row[key]): row for _, row in own.iterrows()} for key in ("other", "n"))
+        at = f"{level.capitalize()}, {judge_name(judge)}"
+        parts.setdefault(part, []).append({"at": at, "judge": judge, "by": by, "of": of, "most": own.n.max()})
+    return sentences(
+        "protocol/findings.txt.j2",
+        **parts | {"sources": list(_sources(shown[shown.part == "sources"]))},
+        names={
+            "crossed": CROSS,
+            "few": FEW,
+            "bare": NO_INPUT,
+            "all": ALL,
+            "same": SAME,
+            "sets": SETS,
+            "close": BANDS[1],
+        },
+        upstream=UPSTREAM,
+        set_size=SET_SIZE,
+        wanted=f"{100 * WANTED:.0f}",
+        power=f"{100 * POWER:.0f}",
+    )
 
 
 def _sources(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """How alike the sources rank, and the generator whose win rates lie widest apart."""
-    for at, own in rows.dropna(subset="value").groupby("at", sort=False):
-        rest = own[(own.figure == "r2") & (own.other == OTHERS)]
-        rates = own[(own.figure == "win_rate") & (own.other != "all")].groupby("subject", sort=False)
+    for (level, judge), own in rows.dropna(subset="value").groupby(["level", "judge"], sort=False):
+        rest = own[(own.figure == "r2") & (own.other == OTHERS)].sort_values("value")
+        rates = own[(own.figure == "win_rate") & (own.other != "all")].sort_values("value").groupby("subject")
         apart = (rates.value.max() - rates.value.min())[rates.size() > 1]
         if len(rest) and len(apart):
-            ranked, widest = rest.sort_values("value"), rates.get_group(apart.idxmax()).sort_values("value")
-            told = {"worst": ranked.iloc[0], "best": ranked.iloc[-1], "low": widest.iloc[0], "high": widest.iloc[-1]}
-            yield {"at": at, **told}
-
-
-def _live(rows: pd.DataFrame) -> Iterator[Verdict]:
-    """Whether held-out users' r^2 is as high as that of fresh instructions, which have the same noise."""
-    for judge, own in rows.groupby("judge", sort=False):
-        r2 = {(row.subject, row.other): row for row in _pick(own, figure="r2")}
-        live, fresh = r2.pop((EVAL, LIVE), None), r2.pop((EVAL, FRESH), None)
-        if live is None:
-            continue
-        (spearman,) = _pick(own, figure="spearman", subject=EVAL, other=LIVE)
-        numbers: dict[str, Any] = {"live": live, "fresh": fresh, "spearman": spearman, "crossed": judge == CROSS}
-        numbers["few"] = [row for (subject, _), row in r2.items() if subject == EVAL]
-        numbers["bare"] = [row for (subject, _), row in r2.items() if subject == NO_INPUT]
-        numbers["shift"] = _pick(own, figure="shift", subject=LIVE)
-        yield Verdict("held_out_users_agree_as_much_as_noise_allows", fresh and live.value >= fresh.low, numbers)
-
-
-def _judges(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """How two judges rank the same models."""
-    for _, own in rows.groupby(["subject", "other"], sort=False):
-        told: dict[str, Any] = {str(row.figure): row for row in own.itertuples()}
-        if "spearman" in told:
-            yield told
-
-
-def _pairs(rows: pd.DataFrame) -> Iterator[Verdict]:
-    """Whether 90 % of the pairs are told apart, and from how many instructions on."""
-    for at, own in rows.groupby("at", sort=False):
-        curve = own[own.figure == "told_apart"]
-        whole, (needs,) = _pick(curve, subject=ALL), _pick(own, figure="needed_for_90", subject=ALL)
-        low, high = (_text(end, ".0f", "never") for end in (needs.low, needs.high))
-        numbers = {
-            "at": at,
-            "last": whole[-1],
-            "needed": f"{needs.value:.0f} [{low}, {high}]",
-            "gap": _pick(own, figure="gap_found_4_of_5")[-1],
-            "upstream": [row for row in whole if row.n == UPSTREAM],
-            "close": _pick(curve, subject=BANDS[1], n=whole[-1].n),
-            "sets": _pick(own, figure="sets_that_need_300_or_fewer"),
-            "null": _pick(curve, subject=SAME)[-1:],
-        }
-        yield Verdict("nine_in_ten_are_told_apart", not math.isnan(needs.value), numbers)
-
-
-def _pick(rows: pd.DataFrame, **where: Any) -> list[Any]:
-    for column, value in where.items():
-        rows = rows[rows[column] == value]
-    return [*rows.itertuples()]
+            ends = [each.iloc[place] for each in (rest, rates.get_group(apart.idxmax())) for place in (0, -1)]
+            at = f"{level.capitalize()}, {judge_name(judge)}"
+            yield {"at": at, **dict(zip(("worst", "best", "low", "high"), ends, strict=True))}
 
 
 def _text(value: float, form: str, none: str = "–") -> str:
