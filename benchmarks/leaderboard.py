@@ -115,7 +115,7 @@ def compare(table: pd.DataFrame, published: pd.DataFrame) -> dict[str, Any]:
         "num_models": len(ours),
         "differences": {column: float(value) for column, value in largest.items()},
         "num_length_controlled": len(both),
-        "correlation": float(both.corr().iloc[0, 1]) if len(both) > 2 else math.nan,
+        "correlation": float(np.corrcoef(both.to_numpy().T)[0, 1]) if len(both) > 2 else math.nan,
         "mean_difference": float(differences[CONTROLLED].mean()),
     }
 
@@ -180,7 +180,7 @@ def run(options: LeaderboardOptions) -> int:
         if not rows:
             return study.exit_status
         table = pd.DataFrame(rows).sort_values("generator").sort_values("win_rate", ascending=False, kind="stable")
-        study.write_table(table.to_dict("records"), COLUMNS)
+        study.write_table([rows[place] for place in table.index], COLUMNS)
         source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
         comparison = compare(table, published_table(source)) if source.exists() else None
         study.note(

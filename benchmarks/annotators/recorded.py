@@ -113,7 +113,7 @@ def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row
     ]
     if (unknown := labels.pair.isna()).any():
         raise DataError(
-            f"{path}: record {unknown.idxmax() + 1}: expected a pair of {CROSS}, got another one. "
+            f"{path}: record {unknown.argmax() + 1}: expected a pair of {CROSS}, got another one. "
             "Take both files from the same copy of the data."
         )
     votes_of = labels.assign(vote=labels.groupby("pair").cumcount()).pivot(index="vote", columns="pair")

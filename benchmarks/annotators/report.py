@@ -97,11 +97,9 @@ def tables(rows: pd.DataFrame) -> dict[str, Table]:
 
 def headline(rows: pd.DataFrame) -> str:
     """How many of the sandbox's figures are near the paper's."""
-    near = _near(rows[(rows.level == "sandbox") & ~is_member(rows)])
-    if near is None:
-        return ""
-    inside = f"{near['count'] - len(near['outside'])} of {near['count']} figures of the sandbox's judges"
-    return f"{inside} within tolerances set here"
+    checked = rows.within[(rows.level == "sandbox") & ~is_member(rows)].dropna()
+    inside = f"{checked.astype(bool).sum()} of {len(checked)} figures of the sandbox's judges"
+    return f"{inside} within tolerances set here" if len(checked) else ""
 
 
 def note(levels: Iterable[str], manifest: Mapping[str, Any]) -> str:
@@ -137,72 +135,32 @@ def number(value: float) -> str:
 
 def findings(rows: pd.DataFrame) -> list[str]:
     """What the numbers say, one sentence each."""
-    member = is_member(rows)
-    whole = rows[~member]
-    simulated, recorded, live = (whole[whole.level == level] for level in LEVELS[:3])
-    pools = {str(judge).removeprefix("live "): own for judge, own in live.groupby("judge", sort=False)}
+    member, row = is_member(rows), list[Any](rows.itertuples())
+    shown = rows.assign(span=[*map(span, row)], published=[*map(_paper, row)], turns=[*map(_turns, row)])
+    whole = shown[~member]
+    by_level = {level: whole[whole.level == level] for level in LEVELS}
+    recorded, live = by_level["recorded"], by_level["live"]
     return sentences(
         "annotators/findings.txt.j2",
-        sandbox=_near(simulated),
-        orders=_unknown_orders(whole),
+        rows={(row.level, row.judge, row.figure): row for row in whole.itertuples()},
+        checked={level: own[own.within.notna()] for level, own in by_level.items()},
         alone=rows[member & (rows.level == "sandbox") & (rows.figure == "variance")],
-        single=ALONE,
-        single_mean=_value(simulated, SINGLE, "variance"),
-        greedy=_greedy(simulated),
-        table=_near(recorded),
-        recorded={(row.judge, row.figure): row for row in recorded.itertuples()},
+        single=(SINGLE, ALONE),
+        papers=[TARGETS[judge]["agreement"].paper for judge in ("sim_gpt4", "sim_eval")],
         by_model=recorded.value[recorded.figure.str.startswith("agreement_with_gpt4: ")],
-        pools={name: (_near(own), own.set_index("figure").value) for name, own in pools.items()},
+        pools={str(judge).removeprefix("live "): own for judge, own in live.groupby("judge", sort=False)},
         cost=COST,
         spent=SPENT,
     )
 
 
-def _greedy(rows: pd.DataFrame) -> dict[str, list[float]] | None:
-    """How p_sim^GPT-4 and the pool differ, in that order, and how often each agrees with people in the paper."""
-    judges = ("sim_gpt4", "sim_eval")
-    if not {*judges} <= {*rows.judge}:
-        return None
-    found = {figure: [_value(rows, judge, figure) for judge in judges] for figure in ("agreement", "variance", "bias")}
-    return found | {"paper": [TARGETS[judge]["agreement"].paper for judge in judges]}
-
-
-def _value(rows: pd.DataFrame, judge: str, figure: str) -> float:
-    values = rows.value[(rows.judge == judge) & (rows.figure == figure)]
-    return float(values.iloc[0]) if len(values) else math.nan
-
-
-def _near(rows: pd.DataFrame) -> dict[str, Any] | None:
-    """How many rows with a tolerance there are, which are outside, undecided between seeds, or wide; None for none."""
-    checked: list[Any] = list(rows[rows.within.notna()].itertuples())
-    if not checked:
-        return None
-    outside = [
-        {"row": row, "span": span(row), "paper": _paper(row), "off": abs(row.value - row.paper)}
-        for row in checked
-        if not row.within
-    ]
-    turns = [
-        row
-        for row in checked
-        if row.seeds > 0 and {target_of(row).holds(value) for value in (row.seed_min, row.seed_max)} != {row.within}
-    ]
-    wide = [row.figure for row in checked if row.high - row.low > 2 * row.tolerance]
-    return {"count": len(checked), "outside": outside, "turns": turns, "wide": wide, "seeds": checked[0].seeds}
+def _turns(row: Any) -> bool:
+    """Whether single seeds say otherwise than all together whether a value is within its tolerance."""
+    return row.seeds > 0 and {target_of(row).holds(value) for value in (row.seed_min, row.seed_max)} != {row.within}
 
 
 def _paper(row: Any) -> str:
     return f"{'< ' if target_of(row).upper_bound else ''}{row.paper:.2f}"
-
-
-def _unknown_orders(rows: pd.DataFrame) -> list[tuple[Any, int, int]]:
-    """Judges whose `prefers_first` is about fewer pairs than `agreement`, with both numbers."""
-    counts = rows.pivot(index=["level", "judge"], columns="figure", values="n").reindex(
-        rows.set_index(["level", "judge"]).index.unique()
-    )
-    counts = counts.reindex(columns=["prefers_first", "agreement"])
-    fewer = counts[counts.prefers_first < counts.agreement].astype(int)
-    return [(judge, num, of) for (_, judge), num, of in fewer.itertuples()]
 
 
 def drawn(rows: pd.DataFrame) -> pd.DataFrame:

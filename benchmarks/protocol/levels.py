@@ -134,9 +134,9 @@ def read_credits(path: Path, indices: Sequence[int]) -> Credits:
     ):
         if wrong.any():
             row = frame[wrong].iloc[0]
-            where = f"{path}: record {wrong.idxmax() + 1}"
+            where = f"{path}: record {wrong.argmax() + 1}"
             raise DataError(f"{where}: expected {expected}, got {(row.generator, int(row['index']))!r}.")
-    table = frame.pivot(index="index", columns="generator", values="preference").reindex(indices).astype(float)
+    table = frame.pivot(index="index", columns="generator", values="preference").reindex([*indices]).astype(float)
     return {name: {0: table[name].to_numpy()} for name in frame.generator.unique()}
 
 

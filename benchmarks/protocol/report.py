@@ -166,7 +166,11 @@ def draw_live(rows: pd.DataFrame, note: str) -> Drawing:
         sets = {which: each.set_index("subject") for which, each in own.groupby("other")}
         for which, (who, mark, color, fill) in SETS_DRAWN.items():
             x, y = sets[EVAL].loc[sets[which].index], sets[which]
-            error = {"xerr": x.standard_error.fillna(0), "yerr": y.standard_error.fillna(0), "elinewidth": 0.7}
+            error: dict[str, Any] = {
+                "xerr": x.standard_error.fillna(0),
+                "yerr": y.standard_error.fillna(0),
+                "elinewidth": 0.7,
+            }
             label = f"{who} (n = {y.n.iloc[0]:.0f})"
             style: dict[str, Any] = {"fmt": mark, "color": color, "markerfacecolor": fill, "markersize": 5}
             axis.errorbar(x.value, y.value, label=label, **error, **style)
@@ -179,9 +183,8 @@ def draw_live(rows: pd.DataFrame, note: str) -> Drawing:
         axis.legend(fontsize=8, frameon=False, loc="upper left")
         words = [f"r² {which} {agreed[judge, which]:.3f}" for which in SETS_DRAWN if (judge, which) in agreed.index]
         axis.set_title(f"{judge_name(judge)}: {', '.join(words)}", fontsize=10, loc="left")
-        points.append(
-            {name: tuple(_estimate(sets[which].loc[name]) for which in (EVAL, LIVE)) for name in sets[LIVE].index}
-        )
+        estimates = {which: sets[which].apply(_estimate, axis=1) for which in (EVAL, LIVE)}
+        points.append({name: (estimates[EVAL][name], estimates[LIVE][name]) for name in sets[LIVE].index})
     figure = titled(figure, "Win rates on held-out instructions against those on the evaluation set", note)
     for axis, each in zip(axes, points, strict=True):
         place_labels(figure, axis, each)
