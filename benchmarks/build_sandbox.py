@@ -4,7 +4,7 @@
 
 Stages: texts (instructions, references), the SFT10k policy, pairs of its samples, and two reward models on those pairs:
 the surrogate (labels of p_sim^ann, 25 % flips) and a clean one (gold's own labels). Interrupted, a second call resumes;
-if the sources, configurations or packages have changed since, it starts over.
+if the sources, configurations or packages have changed since, it refuses.
 """
 
 import hashlib
@@ -157,24 +157,18 @@ def stamp() -> str:
 
 
 def prepare(out: Path) -> None:
-    """Stamps `out`; removes what an earlier call with another stamp left there.
+    """Stamps `out`.
 
     Raises:
-        AlpacaFarmError: Something without a stamp is there, so it may be anybody's.
+        AlpacaFarmError: What is there was built from something else, or may be anybody's.
     """
     file, current = out / STAMP_FILE, stamp()
-    left = [folder for folder in (out / "assets", out / "work") if folder.exists()]
-    if left and not file.is_file():
+    left = [folder.name for folder in (out / "assets", out / "work") if folder.exists()]
+    if left and not (file.is_file() and file.read_text(encoding="utf-8").strip() == current):
         raise AlpacaFarmError(
-            f"{out}: expected no folder, or one of an earlier build, got {' and '.join(path.name for path in left)} "
-            f"without a file {STAMP_FILE}. Remove them or give another folder with --out."
+            f"{out}: expected no folder, or one of an earlier build from the same sources, settings and packages, got "
+            f"another {' and '.join(left)}. Remove them or give another folder with --out."
         )
-    if file.is_file() and file.read_text(encoding="utf-8").strip() == current:
-        return
-    if left:
-        print(f"{out} was built from other sources, settings or packages: starting over.", flush=True)
-    for folder in left:
-        shutil.rmtree(folder)
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(file, current + "\n")
 

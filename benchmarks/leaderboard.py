@@ -33,6 +33,7 @@ from .harness.page import Drawn, Page, publish, read_manifest, read_table
 from .harness.plots import titled
 from .harness.report import Table
 from .harness.runner import Cell, run_cells
+from .harness.sources import published_table
 from .harness.study import Row, StudyOptions, run_command
 
 NAME = "leaderboard"
@@ -85,16 +86,6 @@ def replayed_rows(dataset: RecordedDataset, generator: str) -> list[Row]:
     """One generator's row of the table."""
     outputs, references = dataset.outputs(generator), dataset.references("eval")
     return [leaderboard_row(generator, replay(dataset, generator), outputs, references)]
-
-
-def published_table(path: Path) -> pd.DataFrame:
-    """A published leaderboard by generator; an empty cell is NaN. DataError if the file is no leaderboard."""
-    try:
-        return pd.read_csv(path, index_col=0, dtype=str)[list(COLUMNS[1:])].astype(float)
-    except (KeyError, ValueError) as error:
-        raise DataError(
-            f"{path}: expected the columns {', '.join(COLUMNS[1:])} with numbers, got {error!r}."
-        ) from error
 
 
 def compare(table: pd.DataFrame, published: pd.DataFrame) -> dict[str, Any]:
@@ -182,7 +173,7 @@ def run(options: LeaderboardOptions) -> int:
         table = pd.DataFrame(rows).sort_values("generator").sort_values("win_rate", ascending=False, kind="stable")
         study.write_table([rows[place] for place in table.index], COLUMNS)
         source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
-        comparison = compare(table, published_table(source)) if source.exists() else None
+        comparison = compare(table, published_table(source, COLUMNS[1:])) if source.exists() else None
         study.note(
             judge=dataset.judge,
             reference=dataset.reference,

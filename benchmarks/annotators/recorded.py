@@ -19,11 +19,12 @@ from ...annotators.analysis import Array, Pairs, agreement, likings
 from ...data import RecordedDataset
 from ...data.dataset import data_files
 from ...data.files import read_records
-from ...data.recorded import INDEX, JUDGEMENT
+from ...data.recorded import INDEX
 from ...data.schema import TEXT, Field, check_rows, is_text
 from ...errors import DataError
 from ...human.labels import load_labels
 from ...seeding import keyed_rng
+from ..harness.sources import judgements, published_table
 from ..harness.study import Row
 from .rows import TARGETS, Target, make_row, rows_of
 
@@ -134,17 +135,12 @@ def published_targets(path: Path) -> dict[str, dict[str, Target]]:
     """
     if not path.is_file():
         return {}
-    try:
-        table = pd.read_csv(path, index_col=0, dtype=str)
-        return {
-            judge: {f: Target(float(table[column][name]) / unit, tolerance) for f, (column, unit) in _COLUMNS.items()}
-            for judge, (name, tolerance) in PUBLISHED.items()
-        }
-    except (OSError, EOFError, KeyError, ValueError) as error:
-        columns = ", ".join(column for column, _ in _COLUMNS.values())
-        raise DataError(
-            f"{path}: expected a gzip CSV table of judges with the columns {columns}, got {error!r}."
-        ) from error
+    columns = [column for column, _ in _COLUMNS.values()]
+    table = published_table(path, columns, [name for name, _ in PUBLISHED.values()])
+    return {
+        judge: {f: Target(table[column][name] / unit, tolerance) for f, (column, unit) in _COLUMNS.items()}
+        for judge, (name, tolerance) in PUBLISHED.items()
+    }
 
 
 def recorded_rows(dataset: RecordedDataset) -> list[Row]:
@@ -180,10 +176,7 @@ def decisive(path: Path, texts: pd.DataFrame) -> pd.DataFrame:
     Raises:
         DataError: The file is faulty, or judges something twice.
     """
-    rows = check_rows(read_records(path), (*JUDGEMENT, _FIRST), str(path))
-    frame = pd.DataFrame(rows).set_index(["generator", "index"])
-    if repeated := int(frame.index.duplicated().sum()):
-        raise DataError(f"{path}: expected each generator and index once, got {repeated} repeated.")
+    frame = judgements(path, _FIRST).set_index(["generator", "index"])
     return frame[frame.preference.isin((0, 1))].join(texts)
 
 

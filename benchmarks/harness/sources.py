@@ -1,12 +1,18 @@
 """The sources of a study, known by their content: other weights or data in the same folder are another study."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
+
 from ... import sandbox
 from ...data import RecordedDataset, RowDataset, load_dataset
+from ...data.files import read_records
+from ...data.recorded import JUDGEMENT
+from ...data.schema import Field, check_rows
+from ...errors import DataError
 from ...folders import Content, hash_folder, hash_model
 from ...sandbox.dataset import ASSETS
 
@@ -47,3 +53,41 @@ def extras_digest(folder: Path, before: str, prefixes: tuple[str, ...]) -> str:
         if file.name.startswith(prefixes):
             digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def published_table(path: Path, columns: Sequence[str], names: Sequence[str] | None = None) -> pd.DataFrame:
+    """A published CSV table of numbers by the names in its first column; an empty cell is NaN.
+
+    Args:
+        path: Of the file, which may be packed by gzip.
+        columns: What is read of it.
+        names: Rows that must be there.
+
+    Raises:
+        DataError: It is no such table.
+    """
+    try:
+        table = pd.read_csv(path, index_col=0, dtype=str)[[*columns]].astype(float)
+        return table if names is None else table.loc[[*names]]
+    except (OSError, EOFError, KeyError, ValueError) as error:
+        raise DataError(
+            f"{path}: expected a gzip CSV table with the columns {', '.join(columns)}, got {error!r}."
+        ) from error
+
+
+def judgements(path: Path, *more: Field) -> pd.DataFrame:
+    """A file of judgements: a row each generator and index, of the record that `number` says, and `more` of its fields.
+
+    Raises:
+        DataError: It is faulty, or judges something twice.
+    """
+    frame = pd.DataFrame(
+        [{**row, "number": row.number} for row in check_rows(read_records(path), (*JUDGEMENT, *more), str(path))]
+    )
+    if (repeated := frame.duplicated(["generator", "index"])).any():
+        first = frame[repeated].iloc[0]
+        pair = (first.generator, int(first["index"]))
+        raise DataError(
+            f"{path}: record {first.number}: expected one judgement of a generator and index, got {pair!r}."
+        )
+    return frame

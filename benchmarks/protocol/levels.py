@@ -12,12 +12,13 @@ from ... import sandbox
 from ...data import RecordedDataset
 from ...data.dataset import data_files
 from ...data.files import read_records
-from ...data.recorded import INDEX, JUDGEMENT
+from ...data.recorded import INDEX
 from ...data.schema import TEXT, Field, check_rows, is_text
 from ...errors import DataError
 from ...oracles.base import compare
 from ...statistics import win_rate
 from ..harness.estimates import FEWEST
+from ..harness.sources import judgements, published_table
 from ..harness.study import Row
 from . import analysis
 from .analysis import Credits, Rates, agreement_rows, make_row, over_seeds, placed, rate_row
@@ -126,34 +127,17 @@ def read_credits(path: Path, indices: Sequence[int]) -> Credits:
     Raises:
         DataError: The file is faulty, judges something twice, or an instruction that is not there.
     """
-    frame = pd.DataFrame(check_rows(read_records(path), JUDGEMENT, str(path)))
-    repeated = frame.duplicated(["generator", "index"])
-    for wrong, expected in (
-        (repeated, "one judgement of a model and index"),
-        (~frame["index"].isin(indices), "the index of an instruction"),
-    ):
-        if wrong.any():
-            row = frame[wrong].iloc[0]
-            where = f"{path}: record {wrong.argmax() + 1}"
-            raise DataError(f"{where}: expected {expected}, got {(row.generator, int(row['index']))!r}.")
+    frame = judgements(path)
+    if (unknown := ~frame["index"].isin(indices)).any():
+        row = frame[unknown].iloc[0]
+        raise DataError(f"{path}: record {row.number}: expected the index of an instruction, got {row['index']!r}.")
     table = frame.pivot(index="index", columns="generator", values="preference").reindex([*indices]).astype(float)
     return {name: {0: table[name].to_numpy()} for name in frame.generator.unique()}
 
 
 def published(path: Path) -> Rates:
-    """A published leaderboard without the reference itself (a win rate of 50 without error).
-
-    Raises:
-        DataError: The file is no leaderboard.
-    """
-    try:
-        table = pd.read_csv(path, index_col=0, float_precision="round_trip")[["win_rate", "standard_error"]].astype(
-            float
-        )
-    except (OSError, EOFError, KeyError, ValueError) as error:
-        raise DataError(
-            f"{path}: expected a gzip CSV table of models with the columns win_rate and standard_error, got {error!r}."
-        ) from error
+    """A published leaderboard without the reference itself, a win rate of 50 without error; DataError if none."""
+    table = published_table(path, ("win_rate", "standard_error"))
     return {str(name): (rate, error) for name, rate, error in table[table.standard_error > 0].itertuples()}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from alpacafarm_env.benchmarks import build_sandbox
 from alpacafarm_env.benchmarks.build_sandbox import REWARD_MODELS, compare, hashes, install, main
+from alpacafarm_env.errors import AlpacaFarmError
 from alpacafarm_env.sandbox import dataset
 
 
@@ -54,22 +55,12 @@ def test_only_what_is_unfinished_is_built_again(tmp_path, stages):
     assert stages[4:] == ["policy", "reward_models", "reward_models"]
 
 
-def test_another_stamp_starts_over(tmp_path, stages, monkeypatch, capsys):
-    """What an earlier call left from other sources or settings is not what this call would build."""
+def test_another_stamp_is_refused_and_nothing_is_lost(tmp_path, stages, monkeypatch):
     assets = build_sandbox.build(tmp_path)
-    (tmp_path / "work").mkdir()
-    (assets / "leftover").touch()
-    (tmp_path / "notes.txt").write_text("kept")
-    stages.clear()
-    capsys.readouterr()
     monkeypatch.setitem(build_sandbox.ARCHITECTURE, "hidden_size", 128)
-    build_sandbox.build(tmp_path)
-    assert "starting over" in capsys.readouterr().out
-    assert stages == ["texts", "policy", "pairs", "reward_models"]
-    assert not (tmp_path / "work").exists()
-    assert not (assets / "leftover").exists()
-    assert (tmp_path / "notes.txt").read_text() == "kept"
-    build_sandbox.build(tmp_path)
+    with pytest.raises(AlpacaFarmError, match="expected no folder"):
+        build_sandbox.build(tmp_path)
+    assert (assets / "manifest.json").is_file()
     assert len(stages) == 4
 
 
@@ -91,7 +82,7 @@ def test_the_stamp_covers_settings_and_sources(tmp_path, monkeypatch):
 def test_folders_of_somebody_else_are_left_alone(tmp_path, stages, capsys):
     write_model(tmp_path / "assets" / "policy")
     assert main(["--out", str(tmp_path)]) == 2
-    assert "got assets without a file stamp.sha256" in capsys.readouterr().err
+    assert "got another assets" in capsys.readouterr().err
     assert (tmp_path / "assets" / "policy" / "model.safetensors").is_file()
     assert stages == []
 

@@ -156,14 +156,14 @@ def test_tables_are_compared_with_and_without_rows_that_are_equal():
 )
 def test_another_table_is_refused(tmp_path, content):
     (tmp_path / "table.csv.gz").write_bytes(content)
-    with pytest.raises(DataError, match="expected a gzip CSV table of models"):
+    with pytest.raises(DataError, match="expected a gzip CSV table"):
         levels.published(tmp_path / "table.csv.gz")
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([(0, 1.0), (0, 1.0)], "record 2: expected one judgement of a model and index"),
+        ([(0, 1.0), (0, 1.0)], "record 2: expected one judgement of a generator and index"),
         ([(5, 1.0)], "record 1: expected the index of an instruction"),
         ([(0, 3.0)], "expected a number in \\[0, 1\\] or null, got 3.0"),
     ],
