@@ -112,7 +112,7 @@ def build_reward_model(out: Path, name: str) -> None:
     """Trains the reward model `name` on the pairs as its judge labels them; 0 is an SFT response's mean score."""
     torch.set_num_threads(1)
     data, target = texts.Sandbox(out / "assets" / "data"), out / "assets" / name
-    found = fit(
+    metrics = fit(
         out / "assets" / "policy",
         data.preferences(judge=sandbox.judge(REWARD_MODELS[name])),
         target,
@@ -121,7 +121,7 @@ def build_reward_model(out: Path, name: str) -> None:
         seed=texts.SEED,
         out=out / "work" / name,
     )
-    loss, mean, std = found.get("loss", float("nan")), found["sft/mean"], found["sft/std"]
+    loss, mean, std = metrics.get("loss", float("nan")), metrics["sft/mean"], metrics["sft/std"]
     print(f"  {name}: loss {loss:.3f}, SFT scores {mean:.2f} +- {std:.2f}", flush=True)
 
 
@@ -133,7 +133,7 @@ def build_reward_models(out: Path) -> None:
 
 
 def settings() -> dict[str, Any]:
-    """What the assets come from, sources aside."""
+    """All that decides the assets, sources aside."""
     return {
         "seed": texts.SEED,
         "architecture": ARCHITECTURE,

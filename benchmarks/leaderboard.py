@@ -189,7 +189,7 @@ def run(options: LeaderboardOptions) -> int:
 
 
 def page(folder: Path) -> Page:
-    """What the study's stored files say."""
+    """The study's page, of its stored files."""
     rows, facts = read_table(folder / "table.csv"), read_manifest(folder)["facts"]
     note, lines, headline, comparison = describe(rows, facts), [LENGTH_CONTROL + "."], "", facts["comparison"]
     if comparison:

@@ -129,7 +129,7 @@ def run(options: AnnotatorsOptions) -> int:
 
 
 def page(folder: Path) -> Page:
-    """What the study's stored files say."""
+    """The study's page, of its stored files."""
     rows = read_table(folder / "table.csv")
     note = report.note(report.drawn_levels(rows), read_manifest(folder))
     caption = f"Above: published values, and those measured. Below: judges that were asked several times. {note}"

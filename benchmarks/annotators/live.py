@@ -54,7 +54,7 @@ class LivePool:
     allow_insecure: bool = False
     """Take an http:// address of another machine, where anybody on the way can read the key and the texts."""
     budget_usd: float | None = None
-    """What the ledger may have spent in all, in US dollars. Default: no limit."""
+    """The most that the ledger may have spent in all, in US dollars. Default: no limit."""
     ledger: Path | None = None
     """The file of answers and spending. Default: the user's own."""
 
@@ -151,8 +151,8 @@ class LivePool:
         rows = rows_of(self.name, [figures(opinions, question.pairs, human)], LEVEL, TARGETS.get(self.like))
         names = sorted({str(name) for name in opinions.annotator.ravel().tolist() if name})
         for name in names if len(names) > 1 else []:
-            found = figures(opinions.by(name), question.pairs, human)
-            rows += rows_of(f"{LEVEL} {name}", [{figure: found[figure] for figure in OF_MEMBERS}], LEVEL)
+            values = figures(opinions.by(name), question.pairs, human)
+            rows += rows_of(f"{LEVEL} {name}", [{figure: values[figure] for figure in OF_MEMBERS}], LEVEL)
         rows += rows_of(self.name, [{"no_verdict": missing.mean(axis=0)}], LEVEL)
         paid = opinions.cost_usd[~np.isnan(opinions.cost_usd)]
         return [*rows, make_row(self.name, SPENT, float(paid.sum()), (math.nan, math.nan), len(paid), LEVEL)]

@@ -78,12 +78,12 @@ def cross_rows(folder: Path) -> list[Row]:
     pairs, votes = read_cross(files[CROSS])
     targets, by_length = published_targets(folder / "extras" / TABLE), longest(pairs)
     rows: list[Row] = []
-    for judge, found in {**votes, "longest": by_length}.items():
-        own = {"variance": 1 - analysis.self_agreement(found), "disagreement": analysis.disagreement(found)}
-        own |= {**likings(found[:1], pairs), "prefers_1": 1 - found.mean(axis=0)}
+    for judge, opinions in {**votes, "longest": by_length}.items():
+        own = {"variance": 1 - analysis.self_agreement(opinions), "disagreement": analysis.disagreement(opinions)}
+        own |= {**likings(opinions[:1], pairs), "prefers_1": 1 - opinions.mean(axis=0)}
         rows += rows_of(judge, [own], LEVEL, targets.get(judge))
-    for judge, found in votes.items():
-        rows += rows_of("longest", [{f"agreement_with_{judge}": agreement(found, 2 * by_length[0] - 1)}], LEVEL)
+    for judge, opinions in votes.items():
+        rows += rows_of("longest", [{f"agreement_with_{judge}": agreement(opinions, 2 * by_length[0] - 1)}], LEVEL)
     return rows + (human_rows(files[HUMAN], pairs, votes) if HUMAN in files else [])
 
 
@@ -164,10 +164,10 @@ def responses(dataset: RecordedDataset) -> pd.DataFrame:
     path = files.get("eval_instructions") or files["eval"]
     indices = [row["index"] for row in check_rows(read_records(path), (INDEX,), str(path))]
     references = dataset.references("eval")
-    found = {
+    frames = {
         name: pd.DataFrame({"a": references, "b": dataset.outputs(name)}, index=indices) for name in dataset.generators
     }
-    return pd.concat(found, names=["generator", "index"])
+    return pd.concat(frames, names=["generator", "index"])
 
 
 def decisive(path: Path, texts: pd.DataFrame) -> pd.DataFrame:
@@ -182,12 +182,12 @@ def decisive(path: Path, texts: pd.DataFrame) -> pd.DataFrame:
 
 def own_rows(judge: str, frame: pd.DataFrame) -> list[Row]:
     """Likings of one judge, and how often it agrees with rules that know nothing of quality."""
-    known = frame.dropna(subset=["a", "b"])
-    credit = known.preference.to_numpy(dtype=np.float64)[None]
-    first = known.first_shown.map({"model": 1.0, "reference": 0.0}).to_numpy(dtype=np.float64)
-    pairs = Pairs(("",) * len(known), tuple(known.a), tuple(known.b), published=True)
+    complete = frame.dropna(subset=["a", "b"])
+    credit = complete.preference.to_numpy(dtype=np.float64)[None]
+    first = complete.first_shown.map({"model": 1.0, "reference": 0.0}).to_numpy(dtype=np.float64)
+    pairs = Pairs(("",) * len(complete), tuple(complete.a), tuple(complete.b), published=True)
     own = {"prefers_first": np.where(np.isnan(first), np.nan, credit[0] == first), **likings(credit, pairs)}
-    return rows_of(judge, [own], LEVEL) + predictor_rows(f"agreement_with_{judge}", known)
+    return rows_of(judge, [own], LEVEL) + predictor_rows(f"agreement_with_{judge}", complete)
 
 
 def predictor_rows(figure: str, frame: pd.DataFrame) -> list[Row]:
@@ -206,9 +206,9 @@ def agreement_rows(gpt4: pd.DataFrame, claude: pd.DataFrame) -> list[Row]:
     rows = _pair_rows("", both)
     for name, own in both.groupby("generator"):
         rows += _pair_rows(f": {name}", own)
-    known = both.dropna(subset=["a", "b"])
-    rows += predictor_rows("agreement_with_gpt4 where both judged", known)
-    return rows + predictor_rows("agreement_with_claude where both judged", known.assign(preference=known.other))
+    complete = both.dropna(subset=["a", "b"])
+    rows += predictor_rows("agreement_with_gpt4 where both judged", complete)
+    return rows + predictor_rows("agreement_with_claude where both judged", complete.assign(preference=complete.other))
 
 
 def kappa(counts: Array) -> Array:
@@ -248,8 +248,8 @@ def people_rows(path: Path) -> list[Row]:
         DataError: The file is faulty.
     """
     rows = []
-    for (kind, name), found in load_labels(path).figures().items():
+    for (kind, name), values in load_labels(path).figures().items():
         targets = TARGETS.get(_PEOPLES_LIKE.get(kind, ""), {})
         judge = f"{_PEOPLE[kind]} {name}".strip()
-        rows += rows_of(judge, [found], PEOPLE, {figure: Target(target.paper) for figure, target in targets.items()})
+        rows += rows_of(judge, [values], PEOPLE, {figure: Target(target.paper) for figure, target in targets.items()})
     return rows

@@ -86,13 +86,13 @@ def member_table(rows: pd.DataFrame) -> Table:
 
 def tables(rows: pd.DataFrame) -> dict[str, Table]:
     """A table for each level, and one of the single annotators of its pool, "LEVEL" and "LEVEL-members"."""
-    member, found = is_member(rows), {}
+    member, by_name = is_member(rows), {}
     for level in rows.level.unique():
         own = rows.level == level
-        found[level] = figure_table(rows[own & ~member])
+        by_name[level] = figure_table(rows[own & ~member])
         if (own & member).any():
-            found[f"{level}-members"] = member_table(rows[own & member])
-    return found
+            by_name[f"{level}-members"] = member_table(rows[own & member])
+    return by_name
 
 
 def headline(rows: pd.DataFrame) -> str:
@@ -103,7 +103,7 @@ def headline(rows: pd.DataFrame) -> str:
 
 
 def note(levels: Iterable[str], manifest: Mapping[str, Any]) -> str:
-    """What the levels are, of a study's manifest."""
+    """The meanings of levels, of a study's manifest."""
     config, num = manifest["config"], len(manifest["seeds"])
     seeds = "1 seed" if num == 1 else f"each of {num} seeds"
     live = (manifest["facts"].get("live") or {}).get("num_pairs", 0)
@@ -134,7 +134,7 @@ def number(value: float) -> str:
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
-    """What the numbers say, one sentence each."""
+    """The sentences, one each line of the template."""
     member, row = is_member(rows), list[Any](rows.itertuples())
     shown = rows.assign(span=[*map(span, row)], published=[*map(_paper, row)], turns=[*map(_turns, row)])
     whole = shown[~member]
@@ -171,8 +171,8 @@ def drawn(rows: pd.DataFrame) -> pd.DataFrame:
 
 def drawn_levels(rows: pd.DataFrame) -> list[str]:
     """The levels that have a point in either panel."""
-    found = {*drawn(rows).level, *_places(rows).level}
-    return [level for level in LEVELS if level in found]
+    shown = {*drawn(rows).level, *_places(rows).level}
+    return [level for level in LEVELS if level in shown]
 
 
 def draw(rows: pd.DataFrame, note: str) -> Drawing:
@@ -213,9 +213,9 @@ def _draw_targets(axis: Axes, shown: pd.DataFrame) -> None:
 
 def _places(rows: pd.DataFrame) -> pd.DataFrame:
     """Judge, level, variance and agreement of the points of the lower panel."""
-    found = rows[(rows.level != "recorded") & (rows.judge != SINGLE) & rows.figure.isin(("variance", "agreement"))]
-    places = found.pivot(index=["judge", "level"], columns="figure", values="value")
-    order = pd.MultiIndex.from_frame(found[["judge", "level"]].drop_duplicates())
+    shown = rows[(rows.level != "recorded") & (rows.judge != SINGLE) & rows.figure.isin(("variance", "agreement"))]
+    places = shown.pivot(index=["judge", "level"], columns="figure", values="value")
+    order = pd.MultiIndex.from_frame(shown[["judge", "level"]].drop_duplicates())
     return places.reindex(index=order, columns=["variance", "agreement"]).dropna().reset_index()
 
 

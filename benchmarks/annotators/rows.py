@@ -78,20 +78,20 @@ def rows_of(
     """
     rows = []
     for figure in by_seed[0]:
-        seeds = np.array([found[figure] for found in by_seed])
+        seeds = np.array([values[figure] for values in by_seed])
         per_pair = mean_known(seeds)
-        known = per_pair[~np.isnan(per_pair)]
-        if not len(known):
+        scored = per_pair[~np.isnan(per_pair)]
+        if not len(scored):
             continue
-        found = interval(known)
-        bounds: Sequence[float] = (found.low, found.high)
+        estimate = interval(scored)
+        bounds: Sequence[float] = (estimate.low, estimate.high)
         if figure != COST:
-            few = len(known) < SMALL or min(found.mean, 1 - found.mean) <= 0
-            bounds = wilson(known.sum(), len(known)) if few else np.clip(bounds, 0, 1).tolist()
+            few = len(scored) < SMALL or min(estimate.mean, 1 - estimate.mean) <= 0
+            bounds = wilson(scored.sum(), len(scored)) if few else np.clip(bounds, 0, 1).tolist()
         # A recorded judge has no seeds.
         means = [float(np.nanmean(row)) for row in seeds if level != "recorded" and not np.isnan(row).all()]
         target = (targets or {}).get(figure)
-        rows.append(make_row(judge, figure, found.mean, bounds, found.num, level, means, target))
+        rows.append(make_row(judge, figure, estimate.mean, bounds, estimate.num, level, means, target))
     return rows
 
 

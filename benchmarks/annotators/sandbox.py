@@ -40,7 +40,7 @@ JudgeOf = Callable[[int], PreferenceOracle]
 
 @dataclass(frozen=True)
 class Question:
-    """What every judge of a study is asked."""
+    """The pairs and contests that every judge of a study is asked about."""
 
     pairs: Pairs
     contests: Pairs
@@ -126,8 +126,8 @@ def judge_rows(judge: str, question: Question) -> list[Row]:
     ]
     ranks = [question.correlations(judge_of) for judge_of in judges]
     rows = rows_of(SINGLE, mean, LEVEL, TARGETS[SINGLE]) + _rank_rows(SINGLE, np.mean(ranks, axis=0).tolist())
-    for annotator, found, rank in zip(POOL, members, ranks, strict=True):
-        rows += rows_of(annotator.name, found, LEVEL, {"variance": ALONE}) + _rank_rows(annotator.name, rank)
+    for annotator, values, rank in zip(POOL, members, ranks, strict=True):
+        rows += rows_of(annotator.name, values, LEVEL, {"variance": ALONE}) + _rank_rows(annotator.name, rank)
     return rows
 
 
@@ -140,9 +140,9 @@ def _rank_rows(judge: str, by_seed: Sequence[float]) -> list[Row]:
 
     A few equal seeds have no interval: their spread of 0 would claim certainty.
     """
-    known = [value for value in by_seed if not math.isnan(value)]
-    if not known:
+    correlations = [value for value in by_seed if not math.isnan(value)]
+    if not correlations:
         return []
-    found = interval(known, bounds=(-1, 1))
-    bounds = (found.low, found.high) if np.ptp(known) > 0 else (math.nan, math.nan)
-    return [make_row(judge, "spearman", found.mean, bounds, len(WRITERS) + 1, LEVEL, known)]
+    estimate = interval(correlations, bounds=(-1, 1))
+    bounds = (estimate.low, estimate.high) if np.ptp(correlations) > 0 else (math.nan, math.nan)
+    return [make_row(judge, "spearman", estimate.mean, bounds, len(WRITERS) + 1, LEVEL, correlations)]

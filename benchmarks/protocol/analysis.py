@@ -169,7 +169,7 @@ def p_values(gaps: Array, sizes: Sequence[int], repeats: int) -> Array:
 
     `gaps` are differences [B, pairs], NaN = a verdict is missing, which is left out; `sizes` are at most B.
     """
-    found = np.empty((repeats, len(sizes), gaps.shape[1]))
+    p_by_size = np.empty((repeats, len(sizes), gaps.shape[1]))
     for repeat in range(repeats):
         shuffled = np.ma.masked_invalid(gaps[keyed_rng(0, "paired tests", repeat).permutation(len(gaps))])
         for place, size in enumerate(sizes):
@@ -177,8 +177,8 @@ def p_values(gaps: Array, sizes: Sequence[int], repeats: int) -> Array:
             p = np.ma.masked_invalid(stats.mstats.ttest_1samp(drawn, 0).pvalue)
             # Equal differences have no spread and no t: 0 is no difference, anything else is one for certain.
             differs = (drawn.count(axis=0) > 1) & (np.ma.filled(drawn.mean(axis=0), 0) != 0)
-            found[repeat, place] = np.where(np.ma.getmaskarray(p), ~differs, p.filled(1))
-    return found
+            p_by_size[repeat, place] = np.where(np.ma.getmaskarray(p), ~differs, p.filled(1))
+    return p_by_size
 
 
 def needed(shares: Array, sizes: Sequence[int]) -> Array:

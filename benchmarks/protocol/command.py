@@ -53,8 +53,8 @@ class ProtocolOptions(StudyOptions):
 def run(options: ProtocolOptions) -> int:
     """Answers, judges, compares, prints and writes; returns the exit status."""
     quick, folder = options.quick, options.data or os.environ.get(DATA_VARIABLE)
-    asked = cache(partial(questions, NUM_EVAL[quick], NUM_LIVE[quick]))  # drawn when first needed
-    cells = answers.cells(asked, range(options.seeds))
+    sets = cache(partial(questions, NUM_EVAL[quick], NUM_LIVE[quick]))  # drawn when first needed
+    cells = answers.cells(sets, range(options.seeds))
     dataset = recorded_dataset(folder) if folder else None
     sizes = {"repeats": REPEATS[quick], "resamples": RESAMPLES[quick]}
     config = {"num_eval": NUM_EVAL[quick], "num_live": NUM_LIVE[quick], **sizes}
@@ -64,7 +64,7 @@ def run(options: ProtocolOptions) -> int:
         if answered:
             done = json.dumps([cell.key for cell in cells if cell.key in study.done])
             names = hashlib.sha256(done.encode()).hexdigest()[:16]
-            parts.append(Cell.silent(f"sandbox {names}", lambda: levels.sandbox_rows(answered, asked(), **sizes)))
+            parts.append(Cell.silent(f"sandbox {names}", lambda: levels.sandbox_rows(answered, sets(), **sizes)))
         if dataset is not None:
             digest = extras_digest(dataset.path, judgements_digest(dataset), ("leaderboard_",))
             parts.append(Cell.silent(f"recorded {digest[:16]}", partial(levels.recorded_rows, dataset, **sizes)))
@@ -77,7 +77,7 @@ def run(options: ProtocolOptions) -> int:
 
 
 def page(folder: Path) -> Page:
-    """What the study's stored files say."""
+    """The study's page, of its stored files."""
     rows = read_table(folder / "table.csv")
     note = report.note(rows, len(read_manifest(folder)["seeds"]))
     drawings = report.drawings(rows).items()

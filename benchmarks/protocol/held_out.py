@@ -47,33 +47,33 @@ class Question:
 
 def questions(num_eval: int, num_others: int) -> dict[str, Question]:
     """Evaluation instructions (evenly spread), held-out users' and fresh ones; the latter two are in no split."""
-    known = {str(row) for split in SANDBOX.splits for row in SANDBOX.instructions(split)}
+    taken = {str(row) for split in SANDBOX.splits for row in SANDBOX.instructions(split)}
     every = SANDBOX.instructions(EVAL)
-    rows = {EVAL: tuple(every[i] for i in subset(len(every), num_eval)), LIVE: draw_live(num_others, known)}
+    rows = {EVAL: tuple(every[i] for i in subset(len(every), num_eval)), LIVE: draw_live(num_others, taken)}
     # The evaluation set drawn with another seed.
-    fresh = [row for row in generate(SEED + 1)[EVAL] if str(row) not in known]
+    fresh = [row for row in generate(SEED + 1)[EVAL] if str(row) not in taken]
     rows[FRESH] = tuple(fresh[i] for i in subset(len(fresh), num_others))
     return {which: Question(each, tuple(map(reference, each))) for which, each in rows.items()}
 
 
-def draw_live(num: int, known: Iterable[str]) -> tuple[Instruction, ...]:
-    """`num` different instructions of held-out users, none of them in `known`.
+def draw_live(num: int, taken: Iterable[str]) -> tuple[Instruction, ...]:
+    """`num` different instructions of held-out users, none of them in `taken`.
 
     A wording is drawn by `VERBS` and `WITH_INPUT`. Instructions with it, drawn as the world draws them, are kept with
     probabilities that turn the world's frequencies into those above.
     """
-    rng, seen = keyed_rng(SEED, "instructions", LIVE), set(known)
+    rng, seen = keyed_rng(SEED, "instructions", LIVE), set(taken)
     weights = template_weights(VERBS, WITH_INPUT)
-    found: list[Instruction] = []
+    rows: list[Instruction] = []
     for place in rng.choice(len(weights), size=num, p=weights):
         while True:
             drawn = tasks.draw(rng, tasks.TEMPLATES[place])
-            row = Instruction(*drawn, id=len(found), split=LIVE, source=LIVE)
+            row = Instruction(*drawn, id=len(rows), split=LIVE, source=LIVE)
             if str(row) not in seen and rng.random() < _chance(row):
                 break
         seen.add(str(row))
-        found.append(row)
-    return tuple(found)
+        rows.append(row)
+    return tuple(rows)
 
 
 def _chance(row: Instruction) -> float:

@@ -41,22 +41,24 @@ EARLY: Final = "gpt4, models of Claude's table"
 FIGURES: Final = ("spearman", "kendall", "r2")
 
 
-def judge_all(answered: Iterable[Row], asked: Mapping[str, Question], judge: str) -> dict[str, Credits]:
+def judge_all(answered: Iterable[Row], questions: Mapping[str, Question], judge: str) -> dict[str, Credits]:
     """Set -> a judge's verdicts against the reference; the answers of seed s are judged with seed s."""
-    credits: dict[str, Any] = {which: {} for which in asked}
+    credits: dict[str, Any] = {which: {} for which in questions}
     for row in answered:
-        question, oracle = asked[row["set"]], sandbox.judge(judge, row["seed"])
+        question, oracle = questions[row["set"]], sandbox.judge(judge, row["seed"])
         scores = compare(oracle, question.instructions, question.references, row["answers"]).scores
         credits[row["set"]].setdefault(row["generator"], {})[row["seed"]] = scores
     return credits
 
 
-def sandbox_rows(answered: Sequence[Row], asked: Mapping[str, Question], *, repeats: int, resamples: int) -> list[Row]:
+def sandbox_rows(
+    answered: Sequence[Row], questions: Mapping[str, Question], *, repeats: int, resamples: int
+) -> list[Row]:
     """All rows of the sandbox, with `repeats` shuffles for paired tests and `resamples` for agreements."""
-    rows = placed("mixture", SANDBOX, "", mixture_rows(asked))
-    sources = [row.source for row in asked[EVAL].instructions]
-    bare = np.array([not row.input for row in asked[EVAL].instructions])
-    judged = {judge: judge_all(answered, asked, judge) for judge in JUDGES}
+    rows = placed("mixture", SANDBOX, "", mixture_rows(questions))
+    sources = [row.source for row in questions[EVAL].instructions]
+    bare = np.array([not row.input for row in questions[EVAL].instructions])
+    judged = {judge: judge_all(answered, questions, judge) for judge in JUDGES}
     for judge, sets in judged.items():
         own = sets[EVAL]
         rows += placed("sources", SANDBOX, judge, analysis.source_rows(own, sources, resamples))
@@ -84,14 +86,14 @@ def live_rows(sets: Mapping[str, Credits], resamples: int) -> list[Row]:
     return rows + agreement_rows({which: sets[which] for which in (NO_INPUT, LIVE)}, resamples)
 
 
-def mixture_rows(asked: Mapping[str, Question]) -> list[Row]:
+def mixture_rows(questions: Mapping[str, Question]) -> list[Row]:
     """The share of each property's values in each set, and how far each set is from the evaluation set."""
     rows = []
-    for which, question in asked.items():
+    for which, question in questions.items():
         texts = question.instructions
         own = [(f"share of {name}", value, share) for (name, value), share in sorted(shares(texts).items())]
         if which != EVAL:
-            far = distances(asked[EVAL].instructions, texts)
+            far = distances(questions[EVAL].instructions, texts)
             own += [("total variation", name, distance) for name, distance in far.items()]
         rows += [make_row(figure, which, other, value, n=len(texts)) for figure, other, value in own]
     return rows

@@ -47,7 +47,7 @@ PAIRS_NOTE: Final = (
 
 
 def judge_name(judge: Any) -> str:
-    """What readers call a judge."""
+    """A judge's name for readers."""
     return JUDGES.get(judge, str(judge))
 
 
@@ -92,7 +92,7 @@ def headline(rows: pd.DataFrame) -> str:
 
 
 def findings(rows: pd.DataFrame) -> list[str]:
-    """What the numbers say, a sentence or two each."""
+    """The sentences, one each line of the template."""
     shown = rows.assign(text=[_span(row, ".3f") for row in rows.itertuples()])
     shown["share"] = [_span(row, ".1%") for row in rows.itertuples()]
     parts: dict[str, list[dict[str, Any]]] = {part: [] for part in ("sources", "live", "judges", "pairs")}
