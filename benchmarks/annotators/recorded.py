@@ -2,7 +2,7 @@
 
 GPT-4's four verdicts on each pair by each of two prompts, and the humans', come from the subfolder `extras` of a folder
 of recorded judgements; what is not there has no rows. prefers_longer and prefers_lists use the first verdict on a pair
-and the released analysis's definitions of longer and list. People's labels, as `alpacafarm_env annotate-human`
+and the released analysis's definitions of longer and list. People's labels, as `alpacafarm annotate-human`
 collects them, are about pairs of their own, so the paper's values stand beside them without a tolerance.
 """
 
