@@ -41,17 +41,10 @@ def sandbox_sources() -> Sources:
 
 
 def judgements_digest(dataset: RecordedDataset) -> str:
-    """Hash of every file of the folder that `annotators` reads as recorded judgements, hexadecimal."""
-    prefixes = ("crossannotations_", "human_", "preferences_claude", "evaluators_")
-    return extras_digest(dataset.path, dataset.sha256, prefixes)
-
-
-def extras_digest(folder: Path, before: str, prefixes: tuple[str, ...]) -> str:
-    """Hash of a digest and of the files in the subfolder `extras` whose names begin so, hexadecimal."""
-    digest = hashlib.sha256(before.encode())
-    for file in sorted((folder / "extras").glob("*")):
-        if file.name.startswith(prefixes):
-            digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    """Hash of a folder of recorded judgements and of the files in its subfolder `extras`, hexadecimal."""
+    digest = hashlib.sha256(dataset.sha256.encode())
+    for file in sorted((dataset.path / "extras").glob("*")):
+        digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 

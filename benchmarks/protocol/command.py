@@ -24,7 +24,7 @@ from ...data.load import DATA_VARIABLE, recorded_dataset
 from ..harness.page import Drawn, Page, publish, read_manifest, read_table
 from ..harness.report import sentences
 from ..harness.runner import Cell, run_cells
-from ..harness.sources import extras_digest, judgements_digest, sandbox_sources
+from ..harness.sources import judgements_digest, sandbox_sources
 from ..harness.study import StudyOptions, run_command
 from . import answers, levels, report
 from .held_out import questions
@@ -66,8 +66,8 @@ def run(options: ProtocolOptions) -> int:
             names = hashlib.sha256(done.encode()).hexdigest()[:16]
             parts.append(Cell.silent(f"sandbox {names}", lambda: levels.sandbox_rows(answered, sets(), **sizes)))
         if dataset is not None:
-            digest = extras_digest(dataset.path, judgements_digest(dataset), ("leaderboard_",))
-            parts.append(Cell.silent(f"recorded {digest[:16]}", partial(levels.recorded_rows, dataset, **sizes)))
+            key = f"recorded {judgements_digest(dataset)[:16]}"
+            parts.append(Cell.silent(key, partial(levels.recorded_rows, dataset, **sizes)))
         rows = run_cells(study, parts)
         if not rows:
             return study.exit_status
