@@ -131,15 +131,6 @@ def test_a_published_table_that_does_not_come_out_fails_the_command(bundle, tmp_
     assert "Published" not in capsys.readouterr().out
 
 
-def test_folders_that_cannot_be_used(tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
-    assert main(["--out", str(tmp_path / "out")]) == 2
-    assert "give --data, or set ALPACAFARM_DATA" in capsys.readouterr().err
-    (tmp_path / "sft.json").write_text('[{"instruction": "a", "output": "b"}]')
-    assert main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "expected a folder with recorded judgements" in capsys.readouterr().err
-
-
 def test_comparison_by_hand():
     counts = dict.fromkeys(leaderboard.COUNTS, 10)
     rows = [

@@ -13,7 +13,7 @@ from alpacafarm_env.benchmarks.protocol import command as protocol
 from alpacafarm_env.benchmarks.protocol.analysis import make_row, placed, rate_row
 from alpacafarm_env.benchmarks.protocol.command import ProtocolOptions, run
 from alpacafarm_env.benchmarks.protocol.held_out import EVAL, FRESH, LIVE, questions
-from alpacafarm_env.benchmarks.protocol.report import draw_live, findings
+from alpacafarm_env.benchmarks.protocol.report import draw_live
 from alpacafarm_env.oracles.registry import make_oracle
 from alpacafarm_env.sandbox import SANDBOX
 
@@ -86,12 +86,3 @@ def test_the_figure_tells_the_agreement_with_the_whole_evaluation_set():
     told = [make_row("r2", subject, LIVE, value) for subject, value in ((EVAL, 0.25), (levels.NO_INPUT, 0.75))]
     (axis,) = draw_live(frame_of(placed("live", "sandbox", "human", [*rates, *told])), "").axes
     assert axis.get_title(loc="left") == "16 simulated human raters: r² live 0.250"
-
-
-@pytest.mark.parametrize(("value", "num"), [(float("nan"), 0), (0.25, 1)])
-def test_sources_without_an_agreement_are_not_spoken_of(value, num):
-    rates = [make_row("win_rate", "m", other, 50.0, standard_error=1.0, n=9) for other in ("a", "b")]
-    told = make_row("r2", "a", "the other sources", value, n=9, models=3)
-    said = findings(frame_of(placed("sources", "recorded", "gpt4", [*rates, told])))
-    assert len(said) == num
-    assert all("over 3 generators is between 0.250 (a, n = 9)" in sentence for sentence in said)

@@ -121,15 +121,6 @@ def test_pairs_are_counted_in_the_band_of_their_gap():
     assert whole == "gap 10 to 100 points"
 
 
-def test_the_gap_found_is_that_of_the_normal_approximation():
-    credits = credits_of([0.5, 0.5], 10_000)
-    value = told(analysis.pair_rows(credits, repeats=1), "gap_found_4_of_5")[-1]["value"] / 100
-    spread = (credits["g0"][0] - credits["g1"][0]).std(ddof=1)
-    assert value == pytest.approx(2.8016 * spread / 100, rel=1e-3)
-    drawn = np.random.default_rng(1).normal(value, spread, (10_000, 300))
-    assert 0.7 < (stats.ttest_1samp(drawn, 0).pvalue < 0.05).mean() < 0.9
-
-
 def test_sets_of_ten_need_more_than_ten_models():
     assert not told(analysis.pair_rows(credits_of([0.5] * 10, 40), repeats=1), "told_apart", analysis.SETS)
     rows = analysis.pair_rows(credits_of(np.linspace(0.05, 0.95, 12), 400), repeats=2)

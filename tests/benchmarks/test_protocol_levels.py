@@ -2,9 +2,7 @@
 
 import gzip
 import json
-import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,16 +171,3 @@ def test_faulty_verdicts_are_named(tmp_path, rows, message):
     write_lines(path, [{"index": index, "generator": "m", "preference": value} for index, value in rows])
     with pytest.raises(DataError, match=message):
         levels.read_credits(path, [0, 1])
-
-
-@pytest.mark.data
-def test_published_judgements_by_source_and_between_judges():
-    rows = levels.recorded_rows(load(Path(os.environ["ALPACAFARM_DATA"])), repeats=3, resamples=50)
-    gpt4 = [row for row in rows if row["judge"] == "gpt4"]
-    assert find(gpt4, "win_rate", "alpaca-7b", "koala")["value"] == pytest.approx(27.9, abs=0.051)
-    assert find(gpt4, "win_rate", "text_davinci_001", "vicuna")["value"] == pytest.approx(5.1, abs=0.051)
-    same = {row["judge"]: row["value"] for row in rows if row["figure"] == "largest_difference"}
-    assert same == {"gpt4": pytest.approx(0, abs=1e-9), "claude": pytest.approx(0, abs=1e-9)}
-    assert find(rows, "spearman", "gpt4 published", "claude published")["value"] > 0.9
-    curve = {row["n"]: row["value"] for row in gpt4 if (row["figure"], row["subject"]) == ("told_apart", "all pairs")}
-    assert 0.7 < curve[300] < 0.9
