@@ -100,10 +100,8 @@ class LivePool:
     @property
     def name(self) -> str:
         """The pool's name in the table, which none of its annotators has there."""
-        taken = {member.name for member in self.pool_config.annotators}
-        return (
-            f"{LEVEL} {self.pool_config.name}{' (pool)' if self.pool_config.name in taken and len(taken) > 1 else ''}"
-        )
+        members, pool = {member.name for member in self.pool_config.annotators}, self.pool_config.name
+        return f"{LEVEL} {pool}{' (pool)' if pool in members and len(members) > 1 else ''}"
 
     @property
     def like(self) -> str:
