@@ -19,8 +19,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +33,7 @@ from . import checkpoints
 from .language_model import LanguageModel
 from .loop import keyed_generator
 from .policy_agent import PolicyActor
-from .processes import Processes, asking
+from .processes import Processes, judge_together
 from .settings import Settings
 from .tracking import without_nan
 
@@ -135,19 +134,6 @@ class BestOfN(PolicyActor):
         super().__init__(policy, seed=seed)
         self.oracle, self.config = oracle, config or BestOfNConfig()
 
-    @contextmanager
-    def joined(self, processes: Processes) -> Iterator[None]:
-        """While open, processes that share instructions ask a paid oracle through the main one. All open it together.
-
-        Each may answer as often as it needs to, or never.
-        """
-        own = self.oracle
-        try:
-            with asking(own, processes) as self.oracle:
-                yield
-        finally:
-            self.oracle = own
-
     @property
     def instructions_at_once(self) -> int:
         """Instructions in a chunk."""
@@ -161,13 +147,18 @@ class BestOfN(PolicyActor):
             self.num_tokens += samples.num_tokens
         return tuple(texts)
 
-    def sample(self, instructions: Sequence[str], *, num_samples: int | None = None) -> BestOfNSamples:
-        """All samples of N instructions at once, with their rewards; n is `num_samples`, or the config's."""
-        parts = [samples for _, samples in self.sample_chunks(instructions, num_samples=num_samples)]
-        if parts:
-            return BestOfNSamples.cat(parts)
-        shape = (0, self.config.num_samples if num_samples is None else num_samples)
-        return BestOfNSamples((), (), np.empty(shape), np.empty(shape, bool), 0)
+    def sample(
+        self, instructions: Sequence[str], *, num_samples: int | None = None, processes: Processes | None = None
+    ) -> BestOfNSamples:
+        """All samples of N instructions at once, with their rewards; n is `num_samples`, or the config's.
+
+        `processes` that share instructions call it together, and ask the oracle together, once.
+        """
+        n = self.config.num_samples if num_samples is None else num_samples
+        parts = [self._draw(chunk, n) for _, chunk in self._chunks(instructions, n)]
+        empty = BestOfNSamples((), (), np.empty((0, n)), np.empty((0, n), bool), 0)
+        samples = BestOfNSamples.cat(parts) if parts else empty
+        return samples if not parts and processes is None else self._score(samples, processes)
 
     def sample_chunks(
         self, instructions: Sequence[str], *, num_samples: int | None = None
@@ -178,15 +169,21 @@ class BestOfN(PolicyActor):
             The number of the chunk's first instruction, and its samples.
         """
         n = self.config.num_samples if num_samples is None else num_samples
+        for first, chunk in self._chunks(instructions, n):
+            yield first, self._score(self._draw(chunk, n))
+
+    def _chunks(self, instructions: Sequence[str], n: int) -> Iterator[tuple[int, Sequence[str]]]:
         if n < 1:
             raise ValueError(f"Best-of-n: num_samples must be 1 or more, got {n!r}")
         size = max(1, BATCHES_A_CHUNK * self.config.batch_size // n)
         for first in range(0, len(instructions), size):
-            yield first, self._sample_chunk(instructions[first : first + size], n)
+            yield first, instructions[first : first + size]
 
-    def _sample_chunk(self, instructions: Sequence[str], n: int) -> BestOfNSamples:
+    def _draw(self, instructions: Sequence[str], n: int) -> BestOfNSamples:
+        """Samples that are not scored yet."""
         rollouts = self.policy.generate(
             instructions,
+            # A stream an instruction, so that its samples depend neither on the others nor on how many are drawn.
             generator=[keyed_generator(self.seed, "best of n", text) for text in instructions],
             temperature=self.config.temperature,
             max_new_tokens=self.config.max_response_tokens,
@@ -195,20 +192,24 @@ class BestOfN(PolicyActor):
         )
         first: dict[str, str] = {}
         texts = [first.setdefault(text, text) for text in rollouts.texts]  # of equal texts one object is kept
-        rows = [texts[start : start + n] for start in range(0, len(texts), n)]
-        # An Instruction compares as its text, but one text can be two prompts: with and without an input.
-        prompts = [(instruction, getattr(instruction, "input", "")) for instruction in instructions]
-        pairs = {(prompt, text): i for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True)) for text in row}
-        numbers = {pair: number for number, pair in enumerate(pairs)}
-        scores = judge(self.oracle, [instructions[i] for i in pairs.values()], [text for _, text in pairs]).scores
-        where = [[numbers[prompt, text] for text in row] for prompt, row in zip(prompts, rows, strict=True)]
         return BestOfNSamples(
             instructions=tuple(instructions),
-            responses=tuple(map(tuple, rows)),
-            rewards=scores[np.array(where)],
+            responses=tuple(tuple(texts[start : start + n]) for start in range(0, len(texts), n)),
+            rewards=np.full((len(instructions), n), np.nan),
             finished=rollouts.finished.cpu().numpy().reshape(-1, n),
             num_tokens=len(rollouts.tokens),
         )
+
+    def _score(self, samples: BestOfNSamples, processes: Processes | None = None) -> BestOfNSamples:
+        # An Instruction compares as its text, but one text can be two prompts: with and without an input.
+        prompts = [(instruction, getattr(instruction, "input", "")) for instruction in samples.instructions]
+        rows = list(zip(prompts, samples.responses, strict=True))
+        pairs = {(prompt, text): i for i, (prompt, row) in enumerate(rows) for text in row}
+        numbers = {pair: number for number, pair in enumerate(pairs)}
+        texts = [samples.instructions[i] for i in pairs.values()], [text for _, text in pairs]
+        verdicts = judge(self.oracle, *texts) if processes is None else judge_together(processes, self.oracle, *texts)
+        where = np.array([[numbers[prompt, text] for text in row] for prompt, row in rows], np.int64)
+        return replace(samples, rewards=verdicts.scores[where.reshape(samples.rewards.shape)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,8 +207,7 @@ class ExpertIteration(PolicyAgent):
         )
         seed = round_seed(self.seed, self._round, "sampling")
         best_of_n = BestOfN(self.policy, self.oracle, config=sampling, seed=seed)
-        with best_of_n.joined(processes):
-            samples = best_of_n.sample([self.instructions[row] for row in mine])
+        samples = best_of_n.sample([self.instructions[row] for row in mine], processes=processes)
         own = best_responses(mine, samples)
         rows = sorted(chain.from_iterable(processes.gather(own)), key=lambda best: best.row)
         metrics = {

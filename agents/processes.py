@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..arguments import environment_number
 from ..errors import WorldError
-from ..oracles.base import NoDeepCopy, RewardOracle, Verdicts, is_paid, judge
+from ..oracles.base import RewardOracle, Verdicts, is_paid, judge
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -216,19 +216,10 @@ class Processes:
         self,
         parts: Sequence[Part],
         work: Callable[[Part], Result],
-        *,
-        within: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> list[Result]:
-        """`work` of each part, each done by one process; all get all results, in order. Errors as of `together`.
-
-        Each process does its parts within a context of its own.
-        """
-
-        def own_parts() -> list[tuple[int, Result]]:
-            with within():
-                return [(number, work(parts[number])) for number in range(len(parts))[self.rank :: self.count]]
-
-        own = self.together(own_parts)
+        """`work` of each part, each done by one process; all get all results, in order. Errors as of `together`."""
+        mine = range(len(parts))[self.rank :: self.count]
+        own = self.together(lambda: [(number, work(parts[number])) for number in mine])
         results = dict(chain.from_iterable(self.gather(own)))
         return [results[number] for number in range(len(parts))]
 
@@ -248,80 +239,20 @@ class Processes:
             )
 
 
-class AskedByMain(NoDeepCopy):
-    """A reward oracle that the main process asks for the rows of all; they ask it together, in rounds.
-
-    A round ends as it does with the oracle itself, for all processes: with verdicts, in which each finds its own rows,
-    or with an error.
-    """
-
-    def __init__(self, oracle: RewardOracle, processes: Processes) -> None:
-        self._oracle, self._processes = oracle, processes
-        self.name = oracle.name
-        self._over = False  # all have seen an error
-
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """The scores of `judge`."""
-        return self.judge(instructions, responses).scores
-
-    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """One round; this process's verdicts."""
-        verdicts = self._round((tuple(instructions), tuple(responses)))
-        return Verdicts(np.empty(0)) if verdicts is None else verdicts
-
-    def serve(self) -> None:
-        """Takes part, without rows, in the rounds that other processes still need."""
-        while self._round(None) is not None:
-            pass
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the others' rounds by an error of this process, unless they know of it."""
-        if not self._over:
-            self._processes.gather(f"{type(error).__name__}: {error}")
-
-    def _round(self, rows: tuple[tuple[str, ...], tuple[str, ...]] | None) -> Verdicts | None:
-        """None if no process has rows."""
-        self._over = True  # unless nothing is raised
-        parts: list[Any] = self._processes.gather(rows)
-        for rank, part in enumerate(parts):
-            if isinstance(part, str):
-                raise WorldError(f"Process {rank} has failed: {part}")
-        if all(part is None for part in parts):
-            return None
-        given = [part or ((), ()) for part in parts]
-        batch = [[text for part in given for text in part[side]] for side in (0, 1)]
-        main = self._processes.is_main
-        judged = self._processes.together(lambda: judge(self._oracle, *batch) if main else None)
-        verdicts = self._processes.from_main(judged)
-        assert verdicts is not None
-        self._over = False
-        first = sum(len(part[0]) for part in given[: self._processes.rank])
-        own = slice(first, first + len(given[self._processes.rank][0]))
-        return Verdicts(verdicts.scores[own], {name: values[own] for name, values in verdicts.details.items()})
-
-
-def shared_oracle(oracle: RewardOracle, processes: Processes) -> RewardOracle:
-    """The oracle as processes should ask it that all do so equally often: a paid one by the main process."""
-    return AskedByMain(oracle, processes) if processes.count > 1 and is_paid(oracle) else oracle
-
-
 def judge_together(
     processes: Processes, oracle: RewardOracle, instructions: Sequence[str], responses: Sequence[str]
 ) -> Verdicts:
-    """As `oracles.base.judge`, for processes that ask equally often."""
-    return judge(shared_oracle(oracle, processes), instructions, responses)
+    """As `oracles.base.judge`, for processes that ask equally often: a paid oracle is asked once, for the rows of all.
 
-
-@contextmanager
-def asking(oracle: RewardOracle, processes: Processes) -> Iterator[RewardOracle]:
-    """The same for processes that ask it as often as each needs to; all enter and leave together."""
-    shared = shared_oracle(oracle, processes)
-    if not isinstance(shared, AskedByMain):
-        yield shared
-        return
-    try:
-        yield shared
-        shared.serve()
-    except Exception as error:
-        shared.fail(error)
-        raise
+    An error of the main process, which asks, is one of all.
+    """
+    if processes.count == 1 or not is_paid(oracle):
+        return judge(oracle, instructions, responses)
+    parts = processes.gather((tuple(instructions), tuple(responses)))
+    batch = [[text for part in parts for text in part[side]] for side in (0, 1)]
+    judged = processes.together(lambda: judge(oracle, *batch) if processes.is_main else None)
+    verdicts = processes.from_main(judged)
+    assert verdicts is not None
+    first = sum(len(part[0]) for part in parts[: processes.rank])
+    own = slice(first, first + len(instructions))
+    return Verdicts(verdicts.scores[own], {name: values[own] for name, values in verdicts.details.items()})
