@@ -42,8 +42,7 @@ from .adapters import merge, turn_off_dropout, with_adapter
 from .checkpoints import fingerprint, load_weights
 from .loop import Loop, Resume, Sums, epoch_batch, keyed_generator
 from .losses import pairwise_loss
-from .merge import merge_folder
-from .policy_agent import Trainer
+from .policy_agent import Trainer, merge_folder
 from .processes import default_device
 from .prompts import check_budget, prompt_lengths, up_to, warn_caller
 from .rollouts import micro_batches, ragged

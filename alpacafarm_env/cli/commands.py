@@ -20,7 +20,7 @@ from ..errors import AlpacaFarmError, DataError, LedgerError, blaming
 from ..plugins import find_attribute
 from .options import Count, Options, Port, Report, Seed
 
-MERGE: Final = "alpacafarm_env.agents.merge:merge_folder"
+MERGE: Final = "alpacafarm_env.agents.policy_agent:merge_folder"
 """The agents lie above the commands, so nothing of theirs is imported."""
 _COUNTS: Final = ("answered", "failed", "unknown", "running", "questions", "prompt_tokens", "completion_tokens")
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -20,9 +19,7 @@ from safetensors.torch import save_model
 from tiny_worlds import Share, load_policy, make_env, small_ppo, start, train_ppo, train_sandbox_ppo
 from torch import nn
 
-from alpacafarm_env import wrappers as single
 from alpacafarm_env.agents import checkpoints
-from alpacafarm_env.agents.collecting import describe
 from alpacafarm_env.agents.optimizer import Optimizer
 from alpacafarm_env.agents.ppo import PPO
 from alpacafarm_env.agents.settings import TrainingConfig
@@ -193,9 +190,6 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         checkpoints.load_weights(tmp_path, nn.Linear(2, 2))
 
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
 def contents(folder):
     """But the model card, which says where the model comes from."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "README.md"}
@@ -336,22 +330,3 @@ def test_other_models_and_environments_are_named(
     env = make_env()
     env.dataset.name, env.split = "other", "val"
     refused("dataset: 'tiny' -> 'other'; split: 'unlabeled' -> 'val'", env=env)
-
-
-def test_an_environment_is_described_by_its_specification() -> None:
-    spec = {"reward_model": Path("models/a")}
-    batched = gym.make_vec("AlpacaFarm-PPO-v0", num_envs=2, oracle=spec)
-    assert describe(batched) == {
-        "env": "AlpacaFarm-PPO-v0",
-        "num_envs": 2,
-        "dataset": "sandbox",
-        "split": "unlabeled",
-        "oracle": {"reward_model": "models/a"},
-        "wrappers": [],
-    }
-    batched.unwrapped.leave_out([batched.unwrapped.instructions[0].id])  # type: ignore[attr-defined]
-    assert describe(batched)["num_drawn"] == len(batched.unwrapped.instructions) - 1  # type: ignore[attr-defined]
-    separate = gym.vector.SyncVectorEnv([lambda: single.GoldReward(gym.make("AlpacaFarm-PPO-v0"))] * 2)
-    described = describe(separate)
-    assert described["dataset"] == "sandbox"
-    assert any(wrapper.startswith("GoldReward(gold") for wrapper in described["wrappers"])

@@ -165,24 +165,6 @@ def whole(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathF
     return agent
 
 
-@pytest.mark.parametrize("stop", [1, 4, 9])
-def test_a_run_stopped_after_any_step_ends_as_if_it_had_not_been(
-    policy_folder: Path, out: Path, whole: ExpertIteration, stop: int
-) -> None:
-    for metrics in make(policy_folder, out).updates():
-        if metrics["step"] == stop:
-            break
-    resumed = make(policy_folder, out)
-    # Sampling loses nothing; of the SFT's 4 updates the first and the third are not saved.
-    in_round = stop % 7
-    assert resumed.step == stop - (in_round in (4, 6))
-    steps = [metrics["step"] for metrics in resumed.updates()]
-    assert steps == list(range(stop - (in_round in (4, 6)) + 1, 15))
-    assert whole.out is not None
-    assert files(out) == files(whole.out)
-    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
-
-
 def test_a_killed_process_is_resumed(policy_folder: Path, out: Path, whole: ExpertIteration) -> None:
     metrics = out / "metrics.jsonl"
 

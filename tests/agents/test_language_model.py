@@ -111,17 +111,6 @@ def test_sampled_logprobs_are_the_scored_ones_and_rollouts_are_complete(language
     assert torch.equal(other.tokens, rollouts.tokens) == (temperature == 0)
 
 
-@pytest.mark.parametrize("shape", [(1, 8), (2, 8), (8, 8), (4, 7), (4,), (4, 8, 1)])
-def test_uniforms_are_a_row_a_response(llama, shape):
-    def texts(uniforms):
-        return llama.generate(INSTRUCTIONS[:2], generator=uniforms, num_samples=2, max_new_tokens=8).texts
-
-    with pytest.raises(ValueError, match=r"\[4, 8\]"):
-        texts(torch.rand(shape, generator=generator()))
-    uniforms = torch.rand(4, 9, generator=generator())
-    assert texts(uniforms) == texts(uniforms[:, :8])
-
-
 def test_what_cannot_be_sampled_or_scored(llama, tokenizer):
     assert len(llama.generate([], generator=generator())) == 0
     bad = {"temperature": (-1, float("nan")), "max_new_tokens": (0,), "batch_size": (0,), "num_samples": (0,)}

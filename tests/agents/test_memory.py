@@ -34,10 +34,8 @@ from alpacafarm_env.agents import (
     RewardModeling,
     RewardModelingConfig,
     SFTConfig,
-    language_model,
     memory,
 )
-from alpacafarm_env.agents.evaluation import answer
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.memory import checkpointed_layers, gradient_checkpointing, kv_bytes_a_token, rows_that_fit
 from alpacafarm_env.agents.memory_probe import USABLE, DeviceMemory, Probe
@@ -190,25 +188,6 @@ def test_rows_that_fit_into_the_memory():
     # 6.05 MB, 6.98 and 2.43: the prompts take more than what is kept of them
     assert rows(10e9, QWEN_HALF, torch.bfloat16) == int(8e9 / 15.46e6)
     assert rows(0, LLAMA_7B, torch.bfloat16) == 1
-
-
-@pytest.mark.parametrize(("given", "most"), [(3, 3), (None, 8)])
-def test_rows_sampled_at_once_change_no_sample(given, most, policy_folder, monkeypatch):
-    """A number that is set, or what the memory's formula says, for training and evaluation."""
-    whole = RUNS["ppo"](policy_folder)
-    expected = next(whole.updates()), answer(whole.policy, INSTRUCTIONS * 4, seed=0, split="val", temperature=1.0).texts
-    monkeypatch.setattr(language_model, "sampling_rows", lambda model, prompt, response: 8)
-    agent = RUNS["ppo"](policy_folder, sampling_batch_size=given)
-    shapes = []
-    agent.policy.model.register_forward_pre_hook(
-        lambda _, __, options: shapes.append(options["input_ids"].shape) if options["use_cache"] else None,
-        with_kwargs=True,
-    )
-    metrics = next(agent.updates())
-    assert metrics == pytest.approx(expected[0], abs=1e-5)
-    again = answer(agent.policy, INSTRUCTIONS * 4, seed=0, split="val", temperature=1.0, batch_size=given)
-    assert again.texts == expected[1]
-    assert max(rows for rows, width in shapes if width == 1) == most
 
 
 BASE, GRADIENTS, MOMENTS, A_TOKEN = 1000, 50, 100, 3

@@ -11,10 +11,8 @@ from tiny_worlds import ASCII, TEXTS, First, Picky, Share, assert_near, build_to
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from alpacafarm_env.agents import quark
-from alpacafarm_env.agents.collecting import Collector
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.quark import DataPool, Quark, QuarkConfig, quantile_labels, quark_sums, without_eos
+from alpacafarm_env.agents.quark import Quark, quantile_labels, quark_sums, without_eos
 from alpacafarm_env.agents.rollouts import Rollouts
 from alpacafarm_env.agents.special_tokens import control_tokens, own_control_token
 
@@ -52,32 +50,6 @@ def test_scores_that_cannot_be_sorted_are_refused() -> None:
         quantile_labels(torch.tensor([1.0, math.nan]), 2)
     with pytest.raises(ValueError, match="got 0"):
         quantile_labels(torch.zeros(2), 0)
-
-
-def test_every_step_trains_on_its_own_responses_only(llama: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled, trained = [], []
-    collect, sums = Collector.collect, quark.quark_sums
-
-    def watched(self: Any, loop: Any, step: int) -> Any:
-        sampled.append(collect(self, loop, step))
-        trained.append([])
-        return sampled[-1]
-
-    def seen(policy: LanguageModel, pool: DataPool, rows: Tensor, config: QuarkConfig) -> dict[str, Tensor]:
-        if sampled:  # what comes before is the probe of memory
-            assert pool.read is sampled[-1][0]
-            trained[-1].extend(rows.tolist())
-        return sums(policy, pool, rows, config)
-
-    monkeypatch.setattr(Collector, "collect", watched)
-    monkeypatch.setattr(quark, "quark_sums", seen)
-    Quark(make_env(16), llama, config=small(total_steps=3)).learn()
-    assert control_tokens(llama.model) == ()
-    assert len(trained) == 3
-    for (_, scores, *_), rows in zip(sampled, trained, strict=True):
-        best = (quantile_labels(scores, 4) == 0).nonzero().flatten().tolist()
-        assert sorted(rows[:4]) == sorted(rows[4:]) == best  # two epochs
-    assert sampled[0][0].texts != sampled[1][0].texts
 
 
 @pytest.mark.parametrize(("minibatch_size", "sizes"), [(2, [2, 2, 2, 2]), (3, [2, 2, 2, 2]), (256, [4, 4])])
@@ -206,21 +178,6 @@ def test_every_quantile_is_read_behind_its_token_and_the_reference_reads_none(ll
         assert pool.read[[row]].prompt_tokens.tolist() == [bos, tokens[label], *plain[1:]]
         assert rollouts[[row]].prompt_tokens.tolist() == [bos, tokens[0], *plain[1:]]  # sampled as the best
     assert torch.equal(pool.read.tokens, pool.plain.tokens)
-
-
-def test_the_tokens_are_learned_and_never_said(llama: LanguageModel) -> None:
-    agent = Quark(make_env(16), llama, config=small(best_quantile_only=False, minibatch_size=8))
-    table = llama.model.get_input_embeddings().weight
-    before = table.detach().clone()
-    updates = list(agent.updates())
-    assert all(math.isfinite(value) for metrics in updates for value in metrics.values())
-    assert updates[0]["kl/k1"] != 0  # the samples were read behind a token that the reference does not read
-    assert all(not torch.equal(table[token], before[token]) for token in agent._tokens)
-    assert llama.reference is not None
-    assert torch.equal(llama.reference.get_input_embeddings().weight, before)
-    rollouts, *_ = agent._collector.collect(agent._loop, 9)
-    assert not torch.isin(rollouts.tokens, torch.tensor(agent._tokens)).any()
-    assert len(agent.act(TEXTS)) == len(TEXTS)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])

@@ -25,10 +25,8 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.sft import NEGATIVE, POSITIVE, BinaryRewardConditioning, RewardConditioningConfig
 from alpacafarm_env.agents.special_tokens import (
-    conditioned,
     control_tokens,
     own_control_token,
-    unconditioned,
 )
 from alpacafarm_env.chat_templates import ChatTemplate
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
@@ -174,17 +172,6 @@ def test_each_is_one_new_id_with_the_mean_embedding_and_a_jitter(policy: Languag
         assert not torch.equal(new[ids[0]], new[ids[1]])
 
 
-def test_no_text_encodes_to_one(policy: LanguageModel) -> None:
-    ids = set(policy.add_control_tokens(NAMES, generator()))
-    texts = [f"Say {NAMES[0]} twice", *NAMES, f" {NAMES[1]}{NAMES[0]}"]
-    prompts = policy.encode_prompts(texts)
-    assert [[i for i, token in enumerate(prompt) if token in ids] for prompt in prompts] == [[1]] * 4  # its own only
-    responses = policy.encode_responses(texts)
-    assert not ids & {token for row in responses for token in row}
-    decoded = policy.tokenizer.batch_decode([row[:-1] for row in responses], clean_up_tokenization_spaces=False)
-    assert decoded == texts
-
-
 def test_it_stands_behind_bos_and_changes_what_is_said(policy: LanguageModel) -> None:
     bare = policy.encode_prompts(INSTRUCTIONS)
     free = policy.generate(INSTRUCTIONS, generator=generator(), temperature=0)
@@ -228,25 +215,6 @@ def test_they_are_saved_with_the_policy(policy: LanguageModel, tmp_path: Path) -
     before = tables(loaded)
     assert loaded.add_control_tokens(NAMES, generator()) == ids  # a second time nothing changes
     assert all(torch.equal(a, b) for a, b in zip(before, tables(loaded), strict=True))
-
-
-def test_conditioned_and_back(llama: LanguageModel) -> None:
-    data = llama.as_rollouts(INSTRUCTIONS, ["a", "bc", "", "d", "e"])
-    tokens = [300, 301, 300, 301, 301]
-    changed = conditioned(data, tokens, bos=0)
-    assert changed.prompt_lengths.tolist() == [length + 1 for length in data.prompt_lengths.tolist()]
-    prompts = torch.split(changed.prompt_tokens, changed.prompt_lengths.tolist())
-    for prompt, token, bare in zip(prompts, tokens, llama.encode_prompts(INSTRUCTIONS), strict=True):
-        assert prompt.tolist() == [0, token, *bare[1:]]
-    for column in ("tokens", "lengths", "logprobs", "finished"):
-        assert torch.equal(getattr(changed, column), getattr(data, column))
-    assert (changed.instructions, changed.texts) == (data.instructions, data.texts)
-    back = unconditioned(changed, (300, 301))
-    assert torch.equal(back.prompt_tokens, data.prompt_tokens)
-    assert torch.equal(back.prompt_lengths, data.prompt_lengths)
-    assert unconditioned(changed, ()) is changed
-    with pytest.raises(ValueError, match="5 rows, got 1"):
-        conditioned(data, [300], bos=0)
 
 
 def test_what_cannot_be_is_refused(policy_folder: Path) -> None:

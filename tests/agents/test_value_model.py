@@ -3,8 +3,7 @@
 import copy
 import gc
 import itertools
-import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,12 @@ from tiny_worlds import (
     make_env,
     small_ppo,
 )
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.adapters import trunk_of
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
+from alpacafarm_env.agents.ppo import PPO, PPOConfig
 from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
 from alpacafarm_env.agents.rollouts import ragged_split, scoring_batch
 from alpacafarm_env.agents.value_model import ValueModel, make_value_model
@@ -112,29 +111,6 @@ def storages(*modules: nn.Module) -> dict[int, int]:
     """Bytes by address of everything that modules hold."""
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-
-
-@dataclass(eq=False)
-class Holder:
-    tensor: Tensor
-
-
-class Kept(torch.autograd.graph.saved_tensors_hooks):
-    """The most bytes that were kept for backward passes at once within the block."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0
-        super().__init__(self._keep, lambda kept: kept.tensor)
-
-    def _keep(self, tensor: Tensor) -> Any:
-        kept = Holder(tensor)
-        self._count(tensor.nbytes)
-        weakref.finalize(kept, self._count, -tensor.nbytes)
-        return kept
-
-    def _count(self, size: int) -> None:
-        self.now += size
-        self.most = max(self.most, self.now)
 
 
 def alive() -> dict[int, int]:
@@ -231,23 +207,6 @@ def test_layers_that_are_computed_again_are_those_of_their_role(policy_folder):
         agent.learn()
         found.append({name: p.detach() for name, p in agent._loop.parameters.items()})
     assert_near(*found, atol=1e-6)
-
-
-def test_what_the_policy_keeps_for_its_gradient_is_freed_before_the_value_is_computed(policy_folder):
-    agent = PPO(make_env(), load_policy(policy_folder, lora=LORA), config=small_ppo())
-    rollouts, scores, *_ = agent._collector.collect(agent._loop, 1)
-    experience, _ = agent._prepare(rollouts, scores)
-
-    def sums(rows: Tensor) -> Any:
-        return ppo_sums(agent.policy, agent.value_model, experience, rows, agent.config)
-
-    apart, together = Kept(), Kept()
-    with apart:
-        agent._loop.accumulate([torch.arange(16)], sums, count=100)
-    with together:
-        parts = list(sums(torch.arange(16)))
-    assert apart.most < 0.7 * together.most
-    assert len(parts) == 2
 
 
 def test_the_kind_is_named_and_none_takes_what_the_policy_has(policy_folder, llama):

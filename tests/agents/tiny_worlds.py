@@ -35,7 +35,6 @@ from alpacafarm_env import sandbox
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig
 from alpacafarm_env.agents.quark import Quark, QuarkConfig
-from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.envs.vector import InstructionVectorEnv
 from alpacafarm_env.errors import UnscoredError
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
@@ -260,12 +259,6 @@ def train_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:
     """A run that may be killed: it resumes what `out` holds."""
     config = small_ppo(total_steps=total_steps, save_every=2, keep_checkpoints=2, target_kl=0.01, warmup_steps=2)
     PPO(make_env(), load_policy(policy_folder), config=config, seed=3, out=out).learn()
-
-
-def small_sft(policy_folder: Path, out: Path) -> SFT:
-    """Three steps, each saved."""
-    policy = load_policy(policy_folder, max_response_tokens=16)
-    return SFT(policy, DEMONSTRATIONS, config=SFTConfig(batch_size=5, save_every=1), out=out)
 
 
 def train_sandbox_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:
