@@ -179,15 +179,11 @@ class Collector:
 
     def longest_rollouts(self) -> Rollouts:
         """As many rows as an update of this process may have, as long as they may be, and a short one."""
-        sizes = [*([self._longest_prompt, self._width] for _ in range(self._most_rows)), [1, 1]]
-        prompt_lengths, lengths = torch.tensor(sizes, device=self._policy.device).T
-        texts = tuple("" for _ in sizes)
-        prompt_tokens, tokens = (
-            torch.full((int(each.sum()),), self._policy.eos_token_ids[0], device=each.device)
-            for each in (prompt_lengths, lengths)
-        )
-        finished, logprobs = torch.ones_like(lengths, dtype=torch.bool), torch.zeros(len(tokens), device=tokens.device)
-        return Rollouts(texts, texts, prompt_tokens, prompt_lengths, tokens, lengths, logprobs, finished)
+        any_token, num_rows = [self._policy.eos_token_ids[0]], self._most_rows + 1
+        prompts = [*([any_token * self._longest_prompt] * self._most_rows), any_token]
+        responses = [*([any_token * self._width] * self._most_rows), any_token]
+        texts, finished = [""] * num_rows, [True] * num_rows
+        return Rollouts.given(texts, texts, prompts, responses, finished, self._policy.device)
 
 
 def columns(loop: Loop, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:

@@ -188,18 +188,10 @@ class LanguageModel(NoCopy):
         if len(instructions) != len(responses):
             raise ValueError(f"as_rollouts: {len(instructions)} instructions but {len(responses)} responses")
         encoded = self.encode_responses(responses)
-        prompt_tokens, prompt_lengths = ragged(self.encode_prompts(instructions), self.device)
-        tokens, lengths = ragged([row[: self.max_response_tokens] for row in encoded], self.device)
-        return Rollouts(
-            instructions=tuple(instructions),
-            texts=tuple(responses),
-            prompt_tokens=prompt_tokens,
-            prompt_lengths=prompt_lengths,
-            tokens=tokens,
-            lengths=lengths,
-            logprobs=torch.zeros(len(tokens), device=self.device),
-            finished=torch.tensor([len(row) <= self.max_response_tokens for row in encoded], device=self.device),
-        )
+        rows = [row[: self.max_response_tokens] for row in encoded]
+        finished = [len(row) <= self.max_response_tokens for row in encoded]
+        prompts = self.encode_prompts(instructions)
+        return Rollouts.given(instructions, responses, prompts, rows, finished, self.device)
 
     def generate(
         self,

@@ -64,6 +64,7 @@ def epoch_batch(step: int, *, num_items: int, batch_size: int, seed: int) -> NDA
 
 def keyed_generator(seed: int, *content: str | int) -> torch.Generator:
     """A fresh CPU generator for (seed, content), independent of all others."""
+    # On the CPU wherever the model is: a GPU's generator draws other numbers, and others on another kind of GPU.
     return torch.Generator().manual_seed(int(keyed_rng(seed, *content).integers(2**62)))
 
 

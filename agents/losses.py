@@ -57,6 +57,7 @@ def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
     """
     check_shapes(logits=logits, ref_logits=ref_logits)
     log_pi, log_ref = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    # 0 · (−inf) is NaN: a token that both forbid is taken out before the product.
     return (log_pi.exp() * (log_pi - log_ref).masked_fill(log_pi == -torch.inf, 0)).sum(-1)
 
 
@@ -122,6 +123,7 @@ def gae(
     check_shapes(token_rewards=token_rewards, values=values, mask=mask)
     rewards, values = zero_outside(token_rewards.detach(), mask), zero_outside(values.detach(), mask)
     advantages = torch.zeros_like(values)
+    # From the end, as A_t needs A_{t+1}: T steps over columns of B rows, each of them exact.
     advantage = next_value = values.new_zeros(len(values))
     for t in reversed(range(values.shape[1])):
         real = mask[:, t]
@@ -143,7 +145,7 @@ def ppo_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, 
 def policy_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
     """Where the clip decides `ppo_policy_loss` (its gradient is 0 there); bool."""
     unclipped, clipped = _surrogates(logprobs.detach(), old_logprobs, advantages, clip)
-    return clipped > unclipped
+    return clipped > unclipped  # strictly: inside the clip both are equal, and the gradient flows
 
 
 def ppo_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float = 0.2) -> Tensor:
@@ -168,7 +170,7 @@ def pairwise_loss(chosen: Tensor, rejected: Tensor, targets: Tensor | None = Non
     """
     if targets is None:
         check_shapes(chosen=chosen, rejected=rejected)
-        return nn.functional.softplus(rejected - chosen)
+        return nn.functional.softplus(rejected - chosen)  # −log σ(Δ), where log(sigmoid) would be −inf for large −Δ
     check_shapes(chosen=chosen, rejected=rejected, targets=targets)
     if not ((targets >= 0) & (targets <= 1)).all():
         raise ValueError(

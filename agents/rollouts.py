@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -74,15 +75,34 @@ class Rollouts:
         """Joins rollouts row-wise, in order; ValueError if there are none."""
         if not parts:
             raise ValueError("Rollouts.cat: expected at least one part, got none")
+        columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Rollouts)}
+        joined: dict[str, Any] = {
+            name: torch.cat(column) if isinstance(column[0], Tensor) else tuple(chain.from_iterable(column))
+            for name, column in columns.items()
+        }
+        return Rollouts(**joined)
+
+    @staticmethod
+    def given(
+        instructions: Sequence[str],
+        texts: Sequence[str],
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        finished: Sequence[bool],
+        device: torch.device,
+    ) -> Rollouts:
+        """Responses that were not sampled, as token ids like their prompts; log-probabilities are 0."""
+        prompt_tokens, prompt_lengths = ragged(prompts, device)
+        tokens, lengths = ragged(responses, device)
         return Rollouts(
-            instructions=tuple(text for part in parts for text in part.instructions),
-            texts=tuple(text for part in parts for text in part.texts),
-            prompt_tokens=torch.cat([part.prompt_tokens for part in parts]),
-            prompt_lengths=torch.cat([part.prompt_lengths for part in parts]),
-            tokens=torch.cat([part.tokens for part in parts]),
-            lengths=torch.cat([part.lengths for part in parts]),
-            logprobs=torch.cat([part.logprobs for part in parts]),
-            finished=torch.cat([part.finished for part in parts]),
+            instructions=tuple(instructions),
+            texts=tuple(texts),
+            prompt_tokens=prompt_tokens,
+            prompt_lengths=prompt_lengths,
+            tokens=tokens,
+            lengths=lengths,
+            logprobs=torch.zeros(len(tokens), device=device),
+            finished=torch.tensor(finished, dtype=torch.bool, device=device),
         )
 
     @property

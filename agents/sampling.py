@@ -111,6 +111,8 @@ def pick(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Te
     else:
         if temperature != 1:
             logits = logits / temperature
+        # One uniform a row decides it, unlike a multinomial, which draws as many as it likes from a generator of the
+        # device: so a row's tokens are the same in any batch and on any device, but for rounding.
         cdf = logits.softmax(dim=-1).cumsum(dim=-1)
         target = uniform[:, None] * cdf[:, -1:]
         # The clamp is for GPUs, whose parallel cumsum may end a rounding error below its maximum.

@@ -247,11 +247,8 @@ def _seed(uniforms: Tensor) -> int:
 
 
 def _as_rollouts(prompts: Sequence[Sequence[int]], choices: Sequence[Choice], device: torch.device) -> Rollouts:
-    prompt_tokens, prompt_lengths = ragged(prompts, device)
-    tokens, lengths = ragged([choice.tokens for choice in choices], device)
-    blank, unknown = ("",) * len(choices), torch.zeros(len(tokens), device=device)
-    finished = torch.ones(len(choices), dtype=torch.bool, device=device)
-    return Rollouts(blank, blank, prompt_tokens, prompt_lengths, tokens, lengths, unknown, finished)
+    blank, rows = ("",) * len(choices), [choice.tokens for choice in choices]
+    return Rollouts.given(blank, blank, prompts, rows, [True] * len(choices), device)
 
 
 def _plain(value: Any) -> Any:
