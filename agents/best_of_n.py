@@ -157,8 +157,7 @@ class BestOfN(PolicyActor):
         n = self.config.num_samples if num_samples is None else num_samples
         parts = [self._draw(chunk, n) for _, chunk in self._chunks(instructions, n)]
         empty = BestOfNSamples((), (), np.empty((0, n)), np.empty((0, n), bool), 0)
-        samples = BestOfNSamples.cat(parts) if parts else empty
-        return samples if not parts and processes is None else self._score(samples, processes)
+        return self._score(BestOfNSamples.cat(parts) if parts else empty, processes)
 
     def sample_chunks(
         self, instructions: Sequence[str], *, num_samples: int | None = None
