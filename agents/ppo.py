@@ -140,8 +140,8 @@ def ppo_sums(
     The policy's activations can so be freed before there are any of the value.
     """
     rollouts, clip, value_clip = experience.rollouts[rows], config.clip or math.inf, config.value_clip or math.inf
-    columns = (experience.old_logprobs, experience.old_values, experience.advantages, experience.returns)
-    old_logprobs, old_values, advantages, returns = (unpad(column[rows], rollouts.lengths) for column in columns)
+    stored = (experience.old_logprobs, experience.old_values, experience.advantages, experience.returns)
+    old_logprobs, old_values, advantages, returns = (unpad(column[rows], rollouts.lengths) for column in stored)
     logprobs = policy.logprobs(rollouts, temperature=config.temperature)
     policy_loss = losses.ppo_policy_loss(logprobs, old_logprobs, advantages, clip=clip).sum()
     yield {
