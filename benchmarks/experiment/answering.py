@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,10 +68,9 @@ def answer(
     starts = range(0, len(instructions), size)
     blocks = {folder / f"{first:06}-{size}.json": instructions[first : first + size] for first in starts}
     missing = world.from_main([file for file in blocks if not file.is_file()])
-    joined = partial(actor.joined, world) if hasattr(actor, "joined") else nullcontext
     for first in range(0, len(missing), world.count):
         files = missing[first : first + world.count]
-        done = world.spread(files, lambda file: respond(actor, blocks[file]), within=joined)
+        done = world.spread(files, lambda file: respond(actor, blocks[file]))
         for file, block in zip(files, done, strict=True):
             if world.is_main:
                 folder.mkdir(exist_ok=True)
