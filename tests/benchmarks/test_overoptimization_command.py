@@ -94,7 +94,7 @@ def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, o
         assert "25 % flips, long answers cost" in text
     assert re.search(r"num_labels</td><td[^>]*>64<", report)  # of the treatment's 10,000 labels those that it got
     assert "10,000" not in report
-    assert re.search(r"\[ *\d+%, .* left\] short_answers \(\w{8}\), ppo, seed 0, step 2 of 2: proxy", shown.err)
+    assert re.search(r"\[ *\d+%, .* left.*\] short_answers \(\w{8}\), ppo, seed 0, step 2 of 2: proxy", shown.err)
     assert json.loads((out / "manifest.json").read_text())["complete"]
 
     # What is stored is not run again, and results of other settings are refused and stay.
