@@ -134,7 +134,7 @@ def test_the_tree_is_that_of_the_packages():
         found.add("/".join(path))
     folders = [ROOT / name for name in ("alpacafarm_env", "agents", "wrappers", "benchmarks")]  # no build/
     packages = {each.parent.relative_to(ROOT).as_posix() for top in folders for each in top.rglob("__init__.py")}
-    studies = {each for each in packages if (ROOT / each / "command.py").exists() and each.startswith("benchmarks/")}
+    studies = {each for each in packages if (ROOT / each / "__main__.py").exists() and each.startswith("benchmarks/")}
     assert found - {"tests"} == packages - studies
 
 
