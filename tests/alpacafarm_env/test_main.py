@@ -16,7 +16,8 @@ from alpacafarm_env.__main__ import COMMANDS, load, main
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.sandbox import gold
-from alpacafarm_env.sandbox.show import MIN_TEMPERATURE, page, sample, show
+from alpacafarm_env.sandbox.judges import POOL, Annotators
+from alpacafarm_env.sandbox.show import MIN_TEMPERATURE, opinions, page, sample, show
 
 ROOT = Path(__file__).resolve().parents[2]
 ASK = Instruction("List three traits of a lion.", id=3, split="eval")
@@ -65,6 +66,25 @@ def test_a_page_by_hand():
         if row and row[0] in ("gpt4", "chatgpt", "davinci003", "greedy_gpt4", "human")
     }
     assert counts == {"gpt4": 5, "chatgpt": 4, "davinci003": 4, "greedy_gpt4": 1, "human": 16}
+
+
+def test_opinions_are_means_over_both_orders():
+    instruction, bad, good = Instruction("Name two fruits."), "Rocks.", "Two fruits are apples and pears."
+    judge = Annotators("any", POOL)
+    expected = [
+        sum(float(judge.probabilities([instruction], [bad], [good], k, a_first=first)[0]) for first in (True, False))
+        / 2
+        for k in range(len(POOL))
+    ]
+    assert opinions(POOL, instruction, bad, good) == pytest.approx(expected)
+    assert opinions(POOL, instruction, good, good) == pytest.approx([0.5] * len(POOL))
+
+
+def test_a_response_depends_on_its_instruction_alone():
+    asks = sandbox.SANDBOX.instructions("val")[:3]
+    together = sample(sandbox.POLICY, asks, temperature=0.7, seed=0)
+    assert together[::-1] == sample(sandbox.POLICY, asks[::-1], temperature=0.7, seed=0)
+    assert together != sample(sandbox.POLICY, asks, temperature=0.7, seed=1)
 
 
 def test_temperatures_down_to_greedy():

@@ -1,6 +1,7 @@
 """The command that trains one method, in the sandbox and on a user's own data and models."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -14,9 +15,11 @@ from alpacafarm_env.__main__ import main
 from alpacafarm_env.agents import LanguageModel, tracking
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks import train
+from alpacafarm_env.benchmarks.experiment import evaluation
 from alpacafarm_env.benchmarks.experiment.engine import Experiment, run
 from alpacafarm_env.benchmarks.methods.job import Job
 from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
+from alpacafarm_env.oracles.base import Constant
 
 
 @pytest.fixture
@@ -159,6 +162,18 @@ def test_a_judge_of_ones_own_gives_a_win_rate(own, tmp_path, capsys):
     assert [row[name] for name in own_columns] == ["50.0", "0.0", "5", "own"]
     with pytest.raises(CheckpointError, match="judge"):
         own("best_of_16")
+
+
+def test_responses_without_a_verdict_are_counted(own, monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "make_own_judge", lambda *_, **__: Constant(math.nan))
+    assert own("best_of_n", "--judge", "constant") == 0
+    assert "5 of 5" in capsys.readouterr().out
+
+
+def test_the_reward_model_trained_on_is_not_held_out(own, own_models, tmp_path):
+    with pytest.raises(DataError, match="held out"):
+        own("best_of_n", "--judge", json.dumps({"reward_model": str(own_models[1])}))
+    assert not (tmp_path / "out" / "runs").exists()
 
 
 def test_batch_sizes_and_steps_are_options_and_long_prompts_left_out_and_answered(own, tmp_path):
