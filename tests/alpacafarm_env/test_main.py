@@ -6,6 +6,7 @@ The commands of the annotators are tested in test_cli_*.py.
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,15 +70,11 @@ def test_a_page_by_hand():
 
 
 def test_opinions_are_means_over_both_orders():
-    instruction, bad, good = Instruction("Name two fruits."), "Rocks.", "Two fruits are apples and pears."
     judge = Annotators("any", POOL)
-    expected = [
-        sum(float(judge.probabilities([instruction], [bad], [good], k, a_first=first)[0]) for first in (True, False))
-        / 2
-        for k in range(len(POOL))
-    ]
-    assert opinions(POOL, instruction, bad, good) == pytest.approx(expected)
-    assert opinions(POOL, instruction, good, good) == pytest.approx([0.5] * len(POOL))
+    probability = partial(judge.probabilities, [ASK], [BAD], [GOOD])
+    expected = [sum(probability(k, a_first=first).item() for first in (True, False)) / 2 for k in range(len(POOL))]
+    assert opinions(POOL, ASK, BAD, GOOD) == pytest.approx(expected)
+    assert opinions(POOL, ASK, GOOD, GOOD) == pytest.approx([0.5] * len(POOL))
 
 
 def test_a_response_depends_on_its_instruction_alone():
