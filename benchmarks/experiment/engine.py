@@ -184,7 +184,7 @@ class _Run:
         self.spent = ElapsedTime(experiment.folder)
         judges = partial(judges_of, experiment.data, proxy=experiment.proxy(), own=experiment.judge)
         self.judges: Judges = judges() if self.world.is_main else {}
-        self.actor = experiment.method.make(experiment)
+        self.actor: Any = experiment.method.make(experiment)
         self.longest = longest_prompt(self.actor, list(chain.from_iterable(self.instructions.values())))
         self.world.together(self.settle)  # settings that were refused until here leave the folder to others
 
@@ -221,7 +221,7 @@ class _Run:
 
     def train(self) -> int:
         """Does what the agent still has to learn, evaluating on the way; the tokens that it sampled."""
-        actor: Any = self.actor
+        actor = self.actor
         last, tokens = self.plan.places[-1] if self.plan.places else math.inf, 0.0
         total = last if self.plan.places else getattr(actor, "num_steps", 0)
         # A checkpoint is written before its place is evaluated: of a resumed run the evaluation of where it is may be
@@ -248,9 +248,10 @@ class _Run:
         """Answers, judges and stores; the tokens that were sampled."""
         rows, parts, tokens = [], {}, 0
         for split, instructions in self.instructions.items():
-            answer = self.act if self.plan.sampling is None else partial(self.sample, split)
             with room_for(self.actor, self.longest):
-                responses, values, sampled = answer(instructions)
+                sampling = self.plan.sampling
+                answers = self.act(instructions) if sampling is None else self.sample(split, instructions, sampling)
+            responses, values, sampled = answers
             tokens += sampled
             if self.world.is_main:
                 left_out = () if instructions and has_references(self.plan.data, split) else (OWN_WIN_RATE,)
@@ -265,16 +266,16 @@ class _Run:
             self.report(share, f"{self.plan.cell}{where}: {describe(rows[-1])}")
         return tokens
 
-    def sample(self, split: str, instructions: Sequence[Instruction]) -> tuple[Sequence[str], dict[str, Any], int]:
+    def sample(
+        self, split: str, instructions: Sequence[Instruction], sampling: Sampling
+    ) -> tuple[Sequence[str], dict[str, Any], int]:
         """Responses at the plan's temperature with whether they ended and their KL; each process gives its share."""
         import numpy as np
 
         from ...agents import evaluation
         from ...agents.processes import Processes
 
-        actor: Any = self.actor
-        world, sampling = Processes(actor.policy.device), self.plan.sampling
-        assert sampling is not None
+        actor, world = self.actor, Processes(self.actor.policy.device)
         mine = slice(world.rank, None, world.count)
         rollouts = evaluation.answer(
             actor.policy,
@@ -305,7 +306,7 @@ class _Run:
 
 def place_of(agent: Any) -> int:
     """How far an agent is: completed rounds of expert iteration, steps of the others."""
-    return agent.num_rounds_done if isinstance(agent, agents.ExpertIteration) else getattr(agent, "step", 0)
+    return int(agent.num_rounds_done if isinstance(agent, agents.ExpertIteration) else getattr(agent, "step", 0))
 
 
 def state_of(metrics: Mapping[str, float], total: float) -> str:

@@ -25,6 +25,7 @@ from ...cli.options import parse
 from ...errors import UnknownNameError
 from ..experiment.engine import run as run_experiment
 from ..experiment.reward_models import train as train_reward_model
+from ..harness.cells import Work
 from ..harness.page import publish
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
@@ -122,6 +123,11 @@ def make_plans(options: OveroptimizationOptions) -> list[TreatmentRun]:
     ]
 
 
+def work_of(run: TreatmentRun) -> Work:
+    """The work of a method's cell."""
+    return partial(run_best_of_n, run) if run.agent == "best_of_n" else partial(run_experiment, run)
+
+
 def run(options: OveroptimizationOptions) -> int:
     """Runs the study, writes its folder, prints the summary and returns the exit status."""
     options.refuse_taken(NAME)
@@ -134,10 +140,7 @@ def run(options: OveroptimizationOptions) -> int:
     parts = {
         "reward models": [Cell(key, partial(train_reward_model, model), model.units) for key, model in models.items()],
         "samples": [Cell(key, partial(run_samples, each), each.units) for key, each in samples.items()],
-        "methods": [
-            Cell(run.cell, partial(run_best_of_n if run.agent == "best_of_n" else run_experiment, run), run.units)
-            for run in runs
-        ],
+        "methods": [Cell(run.cell, work_of(run), run.units) for run in runs],
     }
     with options.study(NAME, settings(runs[0]), sources=sandbox_sources()) as study:
         counts = f"{len(options.specs)} treatments, seeds: {options.seeds}, {len(runs)} runs"
