@@ -151,7 +151,7 @@ def _check_room(path: str | PathLike[str], dtype: Any) -> None:
 
     numbers = size = 0
     for file in Path(path).glob("*.safetensors"):
-        with safe_open(file, "numpy") as weights:  # type: ignore[no-untyped-call]
+        with safe_open(file, "numpy") as weights:
             shapes = [weights.get_slice(name).get_shape() for name in list(weights.keys())]
             numbers += sum(map(math.prod, shapes))
         size += file.stat().st_size

@@ -38,7 +38,7 @@ from ..folders import hash_model
 from ..plugins import source_mark
 from ..sandbox.writers import API_MODELS
 from ..statistics import win_rate
-from .experiment.dry_run import rehearse, report
+from .experiment.dry_run import has_weights, rehearse, report, sizes
 from .experiment.engine import COLUMNS, Experiment, Form, cell_of, read_evaluation
 from .experiment.engine import run as run_experiment
 from .experiment.evaluation import OWN_WIN_RATE, subset
@@ -209,10 +209,10 @@ def dry_run(options: TrainOptions) -> int:
 
     quiet()
     job = options.job(options.reward_model)
-    made = rehearse(job, options.spec)
+    made = rehearse(job, options.spec) if has_weights(job) else None
     if Processes().is_main:
-        print(report(job, made))
-    return 0 if made.fits else 1
+        print(sizes(job) if made is None else report(job, made))
+    return 0 if made is None or made.fits else 1
 
 
 def train_policy(options: TrainOptions) -> Path:

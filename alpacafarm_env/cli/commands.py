@@ -266,5 +266,5 @@ class ServeJudges(ServerOptions):
         from ..judge_server.http import serve
         from ..judge_server.server import JudgeServer
 
-        own = {"seed": self.seed, "latency_s": self.latency, "pools": self.pools, "anyway": self.anyway}
+        own: dict[str, Any] = {"seed": self.seed, "latency_s": self.latency, "pools": self.pools, "anyway": self.anyway}
         return Report(status=serve(lambda: JudgeServer(**self.where, **own), host=self.host, port=self.port))

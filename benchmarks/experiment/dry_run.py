@@ -1,6 +1,7 @@
 """`train --dry-run`: makes the first steps of the run and prints memory, seconds by phase, hours and the micro-batch.
 
-The models are loaded and the steps are real ones; nothing of them is kept.
+The models are loaded and the steps are real ones; nothing of them is kept. Where a policy has no weights at hand, a
+table of sizes is all there is.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, Final
 
+from ... import pretrained
 from ...agents.policy_agent import Trainer
 from ...errors import DataError
 from ...host_memory import USABLE
@@ -122,3 +124,38 @@ def report(job: Job, made: Rehearsal) -> str:
             f"Hours: {made.hours:.2g}, for {made.steps} steps of {per_step:.3g} s; answers to eval are not counted.",
         ]
     )
+
+
+def has_weights(job: Job) -> bool:
+    """Whether the policy's weights are on this machine, or can be fetched."""
+    folder = Path(job.policy_folder)
+    return not folder.is_dir() or any(folder.glob("*.safetensors"))
+
+
+def sizes(job: Job) -> str:
+    """A table of what the policy's numbers take: weights, gradients, and AdamW's moments with float32 masters."""
+    numbers, adapters = count(job.policy_folder, job.lora or 8)
+    ways = {
+        "all weights, float32": (4 * numbers, 4 * numbers, 8 * numbers),
+        "all weights, bfloat16": (2 * numbers, 4 * numbers, 12 * numbers),
+        f"LoRA of rank {job.lora or 8} on bfloat16": (2 * numbers + 4 * adapters, 4 * adapters, 8 * adapters),
+    }
+    rows = [[way, *(f"{size / GB:.3g}" for size in (*each, sum(each)))] for way, each in ways.items()]
+    return "\n".join(
+        [
+            f"{job.policy_folder}: {numbers:,} parameters. It has no weights, so nothing is measured; activations, "
+            "keys and values, and other models come on top.",
+            text_table(Table(("GB", "weights", "gradients", "optimizer", "in all"), rows)),
+        ]
+    )
+
+
+def count(folder: Path | str, rank: int) -> tuple[int, int]:
+    """Numbers of a model, and of adapters of this rank on all its linear layers, by its configuration alone."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    model = pretrained.without_weights(folder)
+    head = model.get_output_embeddings()
+    linear = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head]
+    return model.num_parameters(), rank * sum(sum(weight.shape) for weight in linear)

@@ -99,8 +99,8 @@ def findings(rows: pd.DataFrame) -> list[str]:
     for (part, level, judge), own in shown.groupby(["part", "level", "judge"], sort=False):
         # For the template: rows by what they compare, and by the number of their instructions.
         by, of = ({(row.figure, row.subject, row[key]): row for _, row in own.iterrows()} for key in ("other", "n"))
-        at = f"{level.capitalize()}, {judge_name(judge)}"
-        parts.setdefault(part, []).append({"at": at, "judge": judge, "by": by, "of": of, "most": own.n.max()})
+        at = f"{str(level).capitalize()}, {judge_name(judge)}"
+        parts.setdefault(str(part), []).append({"at": at, "judge": judge, "by": by, "of": of, "most": own.n.max()})
     return sentences(
         "protocol/findings.txt.j2",
         **parts | {"sources": list(_sources(shown[shown.part == "sources"]))},
@@ -128,7 +128,7 @@ def _sources(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
         apart = (rates.value.max() - rates.value.min())[rates.size() > 1]
         if len(rest) and len(apart):
             ends = [each.iloc[place] for each in (rest, rates.get_group(apart.idxmax())) for place in (0, -1)]
-            at = f"{level.capitalize()}, {judge_name(judge)}"
+            at = f"{str(level).capitalize()}, {judge_name(judge)}"
             yield {"at": at, **dict(zip(("worst", "best", "low", "high"), ends, strict=True))}
 
 

@@ -1,4 +1,4 @@
-"""`train --dry-run`: a step that is measured and leaves nothing."""
+"""`train --dry-run`: steps that are measured and leave nothing, or a table of sizes without weights."""
 
 import json
 import os
@@ -7,11 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from transformers import LlamaConfig
 
-from alpacafarm_env import agents
+from alpacafarm_env import agents, sandbox
 from alpacafarm_env.agents.memory_probe import DeviceMemory
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.experiment.dry_run import BATCHES, rehearse
+from alpacafarm_env.benchmarks.experiment.dry_run import BATCHES, count, rehearse
 from alpacafarm_env.benchmarks.methods.job import ONE_BATCH, Job
 from alpacafarm_env.benchmarks.methods.methods import BY_NAME
 
@@ -66,6 +67,17 @@ def test_a_run_without_room_is_told_so(monkeypatch, capsys):
     monkeypatch.setattr(DeviceMemory, "free", lambda self: next(free))
     assert train.run(train.parse(["sft", "--dry-run"])) == 1
     assert "does not fit" in capsys.readouterr().out
+
+
+def test_without_weights_there_is_a_table_of_sizes(tmp_path, capsys, own_data):
+    LlamaConfig(vocab_size=32_001, max_position_embeddings=2048).save_pretrained(tmp_path / "policy")
+    given = ["--dataset", str(own_data), "--policy", str(tmp_path / "policy"), "--preset", "llama_7b_lora"]
+    assert train.run(train.parse(["ppo", *given, "--dry-run"])) == 0
+    printed = capsys.readouterr().out
+    assert "6,738,423,808" in printed
+    assert re.search(r"rank 8 on bfloat16 +13\.6 ", printed)
+    policy = agents.LanguageModel.from_pretrained(sandbox.POLICY)
+    assert count(sandbox.POLICY, 8)[0] == sum(each.numel() for each in policy.model.parameters())
 
 
 @pytest.mark.slow
