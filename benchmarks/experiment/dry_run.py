@@ -24,9 +24,11 @@ from ..methods.methods import REWARD_MODELING, find_method
 from .reward_models import hold_out, make_reward_modeling
 
 GB: Final = 1e9
-UPDATES: Final = 3
-"""Updates after which a CPU's heap has most of its gaps: the peak of the first alone was .71 to .92 of the last one's,
+STEPS: Final = 3
+"""Steps after which a CPU's heap has most of its gaps: the peak of the first alone was .71 to .92 of the last one's,
 that of three .84 to 1.00 (eight runs of 135 M parameters by LoRA: SFT, DPO, reward models)."""
+MAX_S: Final = 60.0
+"""Seconds after which no other step is begun: a step of PPO has many updates by itself."""
 BATCHES: Final[Mapping[str, Any]] = {
     "fine_tuning": Job.demonstrations,
     "dpo": Job.preferences,
@@ -65,7 +67,7 @@ class Rehearsal:
 
 
 def rehearse(job: Job, method: str) -> Rehearsal:
-    """Makes a method's first `UPDATES` steps, or one that samples and has as many updates itself, on the longest rows.
+    """Makes a method's first steps, `STEPS` unless they take more than `MAX_S`, on the longest rows.
 
     Raises:
         DataError: The method makes no steps of its own that could stand for all.
@@ -91,7 +93,11 @@ def rehearse(job: Job, method: str) -> Rehearsal:
             config: Any = loop.config
             steps = config.epochs * ceil(len(examples(job)) / config.batch_size)
         loop.peaks = peaks
-        made = [dict(loop.seconds) for _ in islice(agent.updates(), 1 if examples is None else UPDATES)]
+        made, began = list[dict[str, float]](), perf_counter()
+        for _ in islice(agent.updates(), STEPS):
+            made.append(dict(loop.seconds))
+            if perf_counter() - began > MAX_S:
+                break
         seconds |= {phase: fmean(step[phase] for step in made) for phase in made[0]}
     assert loop.probe is not None  # made by `updates`
     # The probe's has the moments of AdamW's first step.

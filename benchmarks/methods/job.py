@@ -82,7 +82,7 @@ class ModelOptions(Options):
     sharding: Literal["none", "full"] | None = None
     """Sharing of all weights among the processes of torchrun: each holds all of them, or its share."""
     value: Literal["adapter", "model"] | None = None
-    """PPO's value: its own adapter on the policy's trunk, a head on the policy's adapter, or a model of its own."""
+    """PPO's value: an adapter of its own on the policy's trunk, or a model of its own."""
 
     @property
     def changed(self) -> tuple[tuple[str, Any], ...]:
@@ -182,7 +182,7 @@ class Job:
         named = PRESETS[self.preset]
         fields = dict(named.fields)
         if ("value", "adapter") in self.changed and not self.trains_adapter:
-            raise DataError("--value adapter: expected a policy with LoRA, got none. Give --lora 8, or --value head.")
+            raise DataError("--value adapter: expected a policy with LoRA, got none. Give --lora 8, or --value model.")
         if fields.get("value") == "adapter" and not self.trains_adapter:
             del fields["value"]  # there is no adapter that it could stand beside
         if not self.has_presets_limit:

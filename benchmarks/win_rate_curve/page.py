@@ -87,7 +87,7 @@ def headline(comparisons: Mapping[str, Comparison]) -> str:
     names = ("gold", *WIN_RATES, "proxy")
     row = next(comparisons[name] for name in names if name in comparisons)
     sft, chosen = (interval_text(each.interval, row.unit) for each in (row.sft, row.chosen))
-    return f"{NAMES[row.measure]} {sft} to {chosen}, {row.num} seeds"
+    return f"{NAMES[row.measure]} {sft} to {chosen}, {row.num} seed{'' if row.num == 1 else 's'}"
 
 
 def summary_table(comparisons: Mapping[str, Comparison]) -> Table:
