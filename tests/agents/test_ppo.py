@@ -173,6 +173,14 @@ def test_an_adaptive_coefficient_follows_the_measured_kl(llama: LanguageModel) -
     assert third["kl/coef"] == pytest.approx(0.099)
 
 
+def test_an_adaptive_coefficient_rests_where_k1_is_the_target(policy_folder: Path) -> None:
+    config = small_ppo(kl_coef=0.1, total_steps=3, learning_rate=1e-2, adaptive_kl_step=0.5)
+    measured = [*PPO(make_env(), load_policy(policy_folder), config=config).updates()][1]
+    config = replace(config, target_kl=measured["kl/k1"])  # in the first step there is no KL to weigh
+    _, second, third = PPO(make_env(), load_policy(policy_folder), config=config).updates()
+    assert third["kl/coef"] == pytest.approx(second["kl/coef"])
+
+
 def test_two_rounds_of_an_environment_are_one_of_twice_its_size(llama: LanguageModel) -> None:
     agents = (PPO(make_env(num), llama, config=small_ppo()) for num in (16, 8))
     once, twice = (agent._collector.collect(agent._loop, 1)[0] for agent in agents)

@@ -1,5 +1,6 @@
 """Saved folders elsewhere: from any directory, after a move, merged, and by the code of their model cards."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -10,7 +11,7 @@ import peft
 import pytest
 import torch
 import yaml
-from tiny_worlds import INSTRUCTIONS, LORA
+from tiny_worlds import INSTRUCTIONS, LORA, generator
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from alpacafarm_env.__main__ import main
@@ -113,6 +114,26 @@ def test_what_cannot_be_merged_is_refused(tree):
         assert main(["merge", folder, out]) == 2
     LanguageModel.from_pretrained("base")
     assert not Path("new").exists()
+
+
+def test_control_tokens_are_merged_too(tree):
+    policy = LanguageModel.from_pretrained("base", lora=ACTIVE)
+    policy.add_control_tokens(["<good>", "<bad>"], generator())
+    policy.save("out/conditioned", merged=True)
+    rollouts = policy.as_rollouts(INSTRUCTIONS, ANSWERS)
+    again = LanguageModel.from_pretrained("out/conditioned")
+    assert again.encode_prompts(["Hi"]) == policy.encode_prompts(["Hi"])
+    torch.testing.assert_close(again.logprobs(rollouts), policy.logprobs(rollouts), rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Could not find a config file")
+def test_a_card_names_a_base_of_the_hub(tree, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    policy = LanguageModel.from_pretrained("base", lora=LORA)
+    policy._base_model.name_or_path = policy.model.active_peft_config.base_model_name_or_path = "someone/model"
+    policy.save("out/hub")
+    assert yaml.safe_load(Path("out/hub/README.md").read_text().split("---\n")[1])["base_model"] == "someone/model"
+    assert json.loads(Path("out/hub/adapter_config.json").read_text())["base_model_name_or_path"] == "someone/model"
 
 
 def test_a_folder_holds_the_form_that_was_saved_last(tree):

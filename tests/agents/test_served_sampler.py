@@ -195,6 +195,14 @@ def test_a_server_with_other_weights_is_refused_with_the_number(server: VLLM, tm
     assert len(policy.generate(INSTRUCTIONS, generator=generator())) == len(INSTRUCTIONS)
 
 
+def test_log_probabilities_that_are_no_numbers_are_refused(server: VLLM) -> None:
+    policy = served(server)
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight.fill_(torch.nan)
+    with pytest.raises(PolicyError):
+        policy.generate(INSTRUCTIONS, generator=generator())
+
+
 @pytest.mark.parametrize(("version", "told"), [("0.14.1", "0.14.1"), ("", "version")])
 def test_an_old_or_unknown_version_is_refused(server: VLLM, version: str, told: str) -> None:
     server.version = version
