@@ -10,9 +10,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from .infos import Columns, merge, scatter
-from .rendering import Episode, Frame
-from .scoring import instruction_columns
+from .infos import Columns
+from .rendering import Frame
 from .token import Observation, TokenEnv, Tokens
 from .vector import InstructionVectorEnv, Seeds, Slots
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from ..data import Dataset
     from ..oracles.base import RewardOracle
     from ..templates import PromptTemplate
-
-TokenStepResult = tuple[Observation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
 class TokenVectorEnv(Tokens, InstructionVectorEnv):
@@ -71,26 +68,7 @@ class TokenVectorEnv(Tokens, InstructionVectorEnv):
         """As `InstructionVectorEnv.reset`; ValueError if a prompt is longer than `max_prompt_tokens`."""
         if (options or {}).get("num_generations", 1) != 1:
             raise ValueError("Expected num_generations of 1: here slots end at different steps. Give instruction_ids.")
-        _, infos = super().reset(seed=seed, options=options)
-        return self._observed(), infos
-
-    def step(self, actions: Sequence[int] | NDArray[np.integer[Any]]) -> TokenStepResult:  # type: ignore[override]
-        """Appends one token a slot; scores the responses that end by that."""
-        self._check_ready()
-        slots, waiting = np.flatnonzero(self._open), np.flatnonzero(~self._open)
-        input_ids, lengths = self._appended(actions, slots)
-        last = input_ids[slots, lengths[slots] - 1]
-        finished = np.isin(last, self._ends)
-        ends = finished | (lengths[slots] - self._prompt_lengths[slots] >= self.max_response_tokens)
-        ended = slots[ends]
-        rewards = np.zeros(self.num_envs)
-        columns: Columns = {}
-        if ended.size:
-            scores, columns = self._scored(input_ids, lengths, ended, finished[ends])
-            rewards[ended] = scores
-        self._input_ids, self._lengths = input_ids, lengths  # only now: the oracle may have raised
-        self._open[ended] = False
-        return self._reported(rewards, columns, ended, waiting)
+        return super().reset(seed=seed, options=options)  # type: ignore[return-value]
 
     def render(self) -> tuple[str | Frame | None, ...] | None:  # type: ignore[override]
         """As `TokenEnv.render`, a tuple of all slots."""
@@ -105,54 +83,26 @@ class TokenVectorEnv(Tokens, InstructionVectorEnv):
         if self.autoreset_mode is AutoresetMode.SAME_STEP and not self._open.all():
             raise ResetNeeded("An automatic reset has failed: call reset() before step().")
 
-    def _appended(self, actions: Any, slots: Slots) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens and lengths after the actions of `slots`; those of slots that wait for their reset are ignored."""
+    def _take(self, actions: Any, slots: Slots) -> tuple[Slots, list[str], Columns]:
         if not isinstance(actions, Sequence | np.ndarray) or isinstance(actions, str) or len(actions) != self.num_envs:
             raise InvalidAction(f"Expected {self.num_envs} tokens, one per slot, got {actions!r:.60}.")
         input_ids, lengths = self._input_ids.copy(), self._lengths.copy()
         input_ids[slots, lengths[slots]] = [self._check_token(actions[slot], slot) for slot in slots.tolist()]
         lengths[slots] += 1
-        return input_ids, lengths
+        self._taken = input_ids, lengths
+        finished = np.isin(input_ids[slots, lengths[slots] - 1], self._ends)
+        counts = lengths[slots] - self._prompt_lengths[slots]
+        ends = finished | (counts >= self.max_response_tokens)
+        responses = [self._decode(self._response(input_ids, lengths, slot)) for slot in slots[ends].tolist()]
+        return slots[ends], responses, {"response_tokens": counts[ends], "response_truncated": ~finished[ends]}
 
-    def _scored(
-        self, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], ended: Slots, finished: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.float64], Columns]:
-        """Rewards and infos of the slots whose responses have ended."""
-        instructions = [self._observations[slot] for slot in ended.tolist()]
-        responses = [self._decode(self._response(input_ids, lengths, slot)) for slot in ended.tolist()]
-        scores, columns = self.score(instructions, responses)
-        if self.render_mode is not None:
-            for slot, *shown in zip(
-                ended.tolist(), instructions, responses, scores.tolist(), columns["oracle"], strict=True
-            ):
-                self._show(slot, Episode(*shown))
-        tokens = {
-            "response_tokens": lengths[ended] - self._prompt_lengths[ended],
-            "response_truncated": ~finished,
-        }
-        return scores, {**columns, **tokens}
+    def _end(self, ended: Slots) -> None:
+        self._input_ids, self._lengths = self._taken
+        super()._end(ended)
 
-    def _reported(
-        self, rewards: NDArray[np.float64], columns: Columns, ended: Slots, waiting: Slots
-    ) -> TokenStepResult:
-        """The result of `step`, after the automatic resets."""
-        terminations, truncations = np.zeros((2, self.num_envs), dtype=np.bool_)
-        terminations[ended], truncations[ended] = ~np.isnan(rewards[ended]), np.isnan(rewards[ended])
-        infos: dict[str, Any] = scatter(columns, ended, self.num_envs) if ended.size else {}
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and ended.size:
-            final, at_end = np.full(self.num_envs, None, dtype=object), np.zeros(self.num_envs, dtype=np.bool_)
-            observed, at_end[ended] = self._observed(), True
-            for slot in ended.tolist():
-                final[slot] = {key: values[slot] for key, values in observed.items()}
-            infos = {"final_obs": final, "_final_obs": at_end.copy(), "final_info": infos, "_final_info": at_end}
-            waiting, ended = ended, ended[:0]
-        if self.autoreset_mode is not AutoresetMode.DISABLED and waiting.size:
-            self._ask(waiting, self._draw(waiting))
-        others = np.setdiff1d(np.arange(self.num_envs), ended)
-        if others.size:
-            instructions = [self._observations[slot] for slot in others.tolist()]
-            infos = merge(infos, scatter(instruction_columns(instructions, self.split), others, self.num_envs))
-        return self._observed(), rewards, terminations, truncations, infos
+    def _last(self, ended: Slots) -> Any:
+        observed = self._observed()
+        return [{key: values[slot] for key, values in observed.items()} for slot in ended.tolist()]
 
     def _ask(self, slots: Slots, positions: Slots) -> None:
         self._open[slots] = False  # a prompt may be too long

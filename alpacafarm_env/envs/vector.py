@@ -14,7 +14,7 @@ from ..errors import InvalidResponseError, InvalidResponseTypeError, did_you_mea
 from ..instructions import Instruction
 from ..seeding import IndexStream
 from ..spaces import UnicodeText
-from .infos import merge, scatter
+from .infos import Columns, merge, scatter
 from .rendering import RENDER_MODES, Episode, Frame
 from .scoring import Scoring, check_options, check_response, instruction_columns
 
@@ -116,7 +116,7 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         self._seed(seed, slots)
         self._leaders[slots] = slots - slots % num_generations
         self._ask(slots, self._draw(slots) if given is None else given[slots])
-        return self._observations, self._reset_infos(slots)
+        return self._observed(), self._reset_infos(slots)
 
     def step(self, actions: Sequence[str]) -> StepResult:
         """Scores one response per slot by one oracle call; errors as of `InstructionEnv.step`.
@@ -125,30 +125,47 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
         infos.
         """
         self._check_ready()
-        slots = np.flatnonzero(self._open)  # all of them, but in mode NEXT_STEP
-        waiting = np.flatnonzero(~self._open)
-        responses = self._check_responses(actions, slots)
+        waiting = np.flatnonzero(~self._open)  # none, but in mode NEXT_STEP
+        ended, responses, more = self._take(actions, np.flatnonzero(self._open))
         rewards = np.zeros(self.num_envs)
         terminations, truncations = np.zeros((2, self.num_envs), dtype=np.bool_)
         infos: dict[str, Any] = {}
-        if slots.size:
-            answered = [self._observations[i] for i in slots]
+        if ended.size:
+            answered = [self._observations[i] for i in ended.tolist()]
             scores, columns = self.score(answered, responses)
-            rewards[slots], terminations[slots], truncations[slots] = scores, ~np.isnan(scores), np.isnan(scores)
-            infos = scatter(columns, slots, self.num_envs)
-            self._open[slots] = False
+            rewards[ended], terminations[ended], truncations[ended] = scores, ~np.isnan(scores), np.isnan(scores)
+            infos = scatter({**columns, **more}, ended, self.num_envs)
             if self.render_mode is not None:
-                oracle = infos["oracle"][slots[0]]
-                for slot, response, reward in zip(slots.tolist(), responses, scores.tolist(), strict=True):
-                    self._show(slot, Episode(self._observations[slot], response, reward, oracle))
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:  # in which all episodes have just ended
-            ended, final_obs = np.ones(self.num_envs, dtype=np.bool_), np.array(self._observations, dtype=object)
-            infos = {"final_obs": final_obs, "_final_obs": ended.copy(), "final_info": infos, "_final_info": ended}
-            waiting = slots
+                oracle = infos["oracle"][ended[0]]
+                for slot, *shown in zip(ended.tolist(), answered, responses, scores.tolist(), strict=True):
+                    self._show(slot, Episode(*shown, oracle))
+        self._end(ended)  # only now: the oracle may have raised
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and ended.size:
+            final, at_end = np.full(self.num_envs, None, dtype=object), np.zeros(self.num_envs, dtype=np.bool_)
+            final[ended], at_end[ended] = self._last(ended), True
+            infos = {"final_obs": final, "_final_obs": at_end.copy(), "final_info": infos, "_final_info": at_end}
+            waiting, ended = ended, ended[:0]
         if self.autoreset_mode is not AutoresetMode.DISABLED and waiting.size:
             self._ask(waiting, self._draw(waiting))
-            infos = merge(infos, self._reset_infos(waiting))
-        return self._observations, rewards, terminations, truncations, infos
+        going_on = np.ones(self.num_envs, dtype=np.bool_)
+        going_on[ended] = False
+        if going_on.any():
+            infos = merge(infos, self._reset_infos(np.flatnonzero(going_on)))
+        return self._observed(), rewards, terminations, truncations, infos
+
+    def _take(self, actions: Any, slots: Slots) -> tuple[Slots, list[str], Columns]:
+        """The slots whose responses end by these actions, the responses, and what infos say of them beside."""
+        return slots, self._check_responses(actions, slots), {}
+
+    def _end(self, ended: Slots) -> None:
+        self._open[ended] = False
+
+    def _last(self, ended: Slots) -> Any:
+        """The last observations of episodes, one for each slot of `ended`."""
+        return np.array(self._observations, dtype=object)[ended]
+
+    def _observed(self) -> Any:
+        return self._observations
 
     def render(self) -> tuple[str | Frame | None, ...] | None:  # type: ignore[override]
         """As `InstructionEnv.render`, a tuple of all slots."""
