@@ -19,18 +19,112 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AutoresetMode, VectorEnv
-from matrix_cases import BATCHED, OURS, SINGLE, Case, Moment, Run
 
 from alpacafarm_env import wrappers
 from alpacafarm_env.envs.registration import IDS, TEXT_IDS
 
 MODES: dict[str, tuple[AutoresetMode | None, ...]] = {"single": (None,), "batched": tuple(AutoresetMode)}
-CASES = {"single": SINGLE, "batched": BATCHED}
 TEXTS = ("A lion is brave, golden and proud.", "- one\n- two\n- three")
 SLOTS = 2
-VIDEOS = "video_folder"
+
+
+class Moment(NamedTuple):
+    """What a reset or a step returns, of a batch's first slot; the reward of a reset is NaN."""
+
+    observation: Any
+    reward: float
+    ended: bool
+    info: dict[str, Any]
+
+
+class Case(NamedTuple):
+    """A wrapper's keywords, and what it changes; everything else must stay what it is without the wrapper."""
+
+    keywords: Mapping[str, Any] = {}
+    changes: str = ""
+    """A part of `parts`, "" for none. Another response changes all that follows from it, and so does another end."""
+    render_mode: str | None = None
+
+
+def louder(observation: Any) -> Any:
+    if isinstance(observation, tuple):
+        return tuple(map(louder, observation))
+    return observation.upper() if isinstance(observation, str) else {key: 2 * observation[key] for key in observation}
+
+
+def shout(action: Any) -> Any:
+    """Another text, another token."""
+    if isinstance(action, list):
+        return list(map(shout, action))
+    return action.upper() if isinstance(action, str) else action + (action == 5)
+
+
+LOUDER = {"func": louder, "observation_space": None}
+SHOUT = {"func": shout, "action_space": None}
+DOUBLE = {"func": lambda reward: 2 * reward}
+BOTH = {
+    "FilterObservation": Case({"filter_keys": ["input_ids"]}, "observation"),
+    "FlattenObservation": Case({}, "observation"),
+    "GrayscaleObservation": Case(),
+    "ResizeObservation": Case({"shape": (8, 8)}),
+    "ReshapeObservation": Case({"shape": (2, 128)}),
+    "RescaleObservation": Case({"min_obs": np.float32(0), "max_obs": np.float32(1)}),
+    "DtypeObservation": Case({"dtype": np.float32}),
+    "NormalizeObservation": Case(),
+    "TransformObservation": Case(LOUDER, "observation"),
+    "TransformAction": Case(SHOUT, "response"),
+    "ClipAction": Case(),
+    "RescaleAction": Case({"min_action": np.float32(-1), "max_action": np.float32(1)}),
+    "TransformReward": Case(DOUBLE, "reward"),
+    "ClipReward": Case({"min_reward": 0.1, "max_reward": 0.2}, "reward"),
+    "NormalizeReward": Case({}, "reward"),
+    "RecordEpisodeStatistics": Case(),
+    "RecordVideo": Case({"video_folder": ""}, "", "rgb_array"),
+    "HumanRendering": Case({}, "", "rgb_array"),
+    "ArrayConversion": Case({"env_xp": np, "target_xp": torch}),
+    "JaxToNumpy": Case(),
+    "JaxToTorch": Case(),
+    "NumpyToTorch": Case(),
+}
+SINGLE = {
+    **BOTH,
+    "AtariPreprocessing": Case(),
+    "DelayObservation": Case({"delay": 1}, "observation"),
+    "DiscretizeObservation": Case({"bins": 4}),
+    "FrameStackObservation": Case({"stack_size": 2}, "observation"),
+    "MaxAndSkipObservation": Case({"skip": 2}),
+    "AddRenderObservation": Case({}, "observation", "rgb_array"),
+    "TimeAwareObservation": Case(),
+    "DiscretizeAction": Case({"bins": 4}),
+    "StickyAction": Case({"repeat_action_probability": 0.999}, "response"),
+    "RepeatAction": Case({"num_repeats": 2}, "response"),
+    "TimeLimit": Case({"max_episode_steps": 1}, "episodes"),
+    "Autoreset": Case(),
+    "PassiveEnvChecker": Case(),
+    "OrderEnforcing": Case(),
+    "AddWhiteNoise": Case({"probability_of_noise_per_pixel": 0.5}, "", "rgb_array"),
+    "ObstructView": Case({"obstructed_pixels_ratio": 0.5, "obstruction_width": 4}, "", "rgb_array"),
+    "RenderCollection": Case({}, "", "rgb_array"),
+}
+BATCHED = {
+    **BOTH,
+    "VectorizeTransformObservation": Case({"wrapper": gym.wrappers.TransformObservation, **LOUDER}, "observation"),
+    "VectorizeTransformAction": Case({"wrapper": gym.wrappers.TransformAction, **SHOUT}, "response"),
+    "VectorizeTransformReward": Case({"wrapper": gym.wrappers.TransformReward, **DOUBLE}, "reward"),
+    "DictInfoToList": Case(),
+}
+OURS = {
+    "SurrogateReward": Case({"oracle": {"name": "constant", "value": 3}}, "reward"),
+    "EnsembleReward": Case({"oracles": ["gold", {"name": "constant", "value": 99}]}, "reward"),
+    "AnnotatorReward": Case({}, "reward"),
+    "WinRateReward": Case({}, "reward"),
+    "GoldReward": Case({}, "reward"),
+    "AddScore": Case(),
+}
+CASES = {"single": SINGLE, "batched": BATCHED}
 
 
 class Cell(NamedTuple):
@@ -69,7 +163,9 @@ def moments(env: Any, id: str, rendered: bool) -> Iterator[Moment]:
     while True:
         observation, *outcome, info = returned
         reward, *ends = map(pick, outcome) if outcome else (np.nan, False)
-        yield Moment(pick(observation), float(reward), any(ends), pick(info), env.render() if rendered else None)
+        yield Moment(pick(observation), float(reward), any(ends), pick(info))
+        if rendered:
+            assert env.render() is not None
         done += any(ends)
         if done == len(TEXTS):
             return
@@ -88,7 +184,34 @@ def plain(id: str, mode: AutoresetMode | None) -> list[Moment]:
     return list(moments(make(id, mode), id, rendered=False))
 
 
-def told(error: Exception) -> Cell:
+def parts(seen: Sequence[Moment]) -> dict[str, Any]:
+    """What a wrapper may change, or must not: texts, too, that pass through conversions of arrays."""
+    ends = [moment.info.get("final_info", moment.info) for moment in seen if moment.ended]
+    return {
+        "observation": [moment.observation for moment in seen],
+        "reward": [moment.reward for moment in seen],
+        "episodes": [moment.ended for moment in seen],
+        "response": [(info.get("split"), info.get("response")) for info in ends],
+    }
+
+
+def works(case: Case, seen: Sequence[Moment], expected: Sequence[Moment]) -> bool:
+    """Whether a wrapper changes nothing but what it is there to change."""
+    if case.changes in ("response", "episodes"):
+        return True
+    before = parts(expected)
+    return all(part == case.changes or equal(values, before[part]) for part, values in parts(seen).items())
+
+
+def equal(values: Any, expected: Any) -> bool:
+    try:
+        np.testing.assert_equal(values, expected)
+    except (AssertionError, TypeError, ValueError):
+        return False
+    return True
+
+
+def verdict_of(error: Exception) -> Cell:
     """In words is what a `raise` of Gymnasium's or ours says."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = not {"gymnasium", "alpacafarm_env", "wrappers"}.isdisjoint(Path(last.filename).parts)
@@ -104,13 +227,13 @@ def cell(name: str, case: Case, id: str, mode: AutoresetMode | None) -> Cell:
     space = wrappers if name in OURS else gym.wrappers
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        keywords = {**case.keywords, **({VIDEOS: folder} if VIDEOS in case.keywords else {})}
+        keywords = {**case.keywords, **({"video_folder": folder} if name == "RecordVideo" else {})}
         env = make(id, mode, case.render_mode)
         try:
             env = getattr(space if mode is None else space.vector, name)(env, **keywords)
-            worked = case.worked(Run(env, list(moments(env, id, bool(case.render_mode))), plain(id, mode), id))
+            worked = works(case, list(moments(env, id, bool(case.render_mode))), plain(id, mode))
         except Exception as error:  # noqa: BLE001  # whatever it is, the page tells of it
-            return told(error)
+            return verdict_of(error)
         finally:
             env.close()
     return Cell("works" if worked else "does wrong")
@@ -128,9 +251,9 @@ def summary(cells: Mapping[AutoresetMode | None, Cell]) -> str:
 def row(form: str, name: str, ids: Sequence[str] = IDS) -> tuple[list[str], list[str]]:
     """One wrapper's verdicts over ids, and all that is said."""
     case = {**CASES[form], **OURS}[name]
-    found = [{mode: cell(name, case, id, mode) for mode in MODES[form]} for id in ids]
-    reasons = dict.fromkeys(each.reason for cells in found for each in cells.values() if each.reason)
-    return [summary(cells) for cells in found], list(reasons)
+    verdicts = [{mode: cell(name, case, id, mode) for mode in MODES[form]} for id in ids]
+    reasons = dict.fromkeys(each.reason for cells in verdicts for each in cells.values() if each.reason)
+    return [summary(cells) for cells in verdicts], list(reasons)
 
 
 PAGE = """\
@@ -140,8 +263,9 @@ Printed by `python tests/wrappers/matrix.py` with Gymnasium {version}; tests com
 wrapper is put over each environment, single (`gym.make`) and batched (`gym.make_vec`, in the three autoreset modes, of
 which SameStep is the default), for two episodes, with keywords that make it do something.
 
-*works*: it did what it is for. *refuses*: an exception says what is expected. *fails*: an exception from deeper down; a
-limit of Gymnasium's that its own environments have too. Our reward wrappers are the last {ours} of each table.
+*works*: it ran, and changed nothing but what it is for. *refuses*: an exception says what is expected. *fails*: an
+exception from deeper down; a limit of Gymnasium's that its own environments have too. Our reward wrappers are the last
+{ours} of each table.
 """
 
 
