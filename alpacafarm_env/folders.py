@@ -91,36 +91,21 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def claim(folder: Path | str, owner: str) -> Claim:
-    """Claims a folder, as `Claim` does."""
-    return Claim(folder, owner)
+claim = Claim
 
 
 def refuse_claimed(folder: Path | str) -> None:
-    """Raises what `claim` would if somebody holds the folder; makes and changes nothing."""
-    if _is_claimed(Path(folder)):
-        raise _taken(Path(folder))
-
-
-def _is_claimed(folder: Path) -> bool:
-    """Whether somebody holds the folder; takes a third of a second if so."""
-    try:
-        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # nobody claims what is not there; what cannot be read is told when it is claimed
-        return False
-    try:
-        for seconds in (0.3, 0.0):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False
-            except BlockingIOError:
-                # Of an owner that was just killed, a child that is being started has the lock still.
-                time.sleep(seconds)
-        return True
-    except OSError:  # no locks here: told when it is claimed
-        return False
-    finally:
-        os.close(handle)
+    """Raises what `claim` would if somebody holds the folder; makes nothing."""
+    for seconds in (0.3, 0.0):
+        if not (Path(folder) / LOCK).is_file():
+            return
+        try:
+            claim(folder, "a look").release()
+        except CheckpointError:
+            if not seconds:
+                raise
+            # Of an owner that was just killed, a child that is being started has the lock still.
+            time.sleep(seconds)
 
 
 def hash_folder(folder: Path | str) -> Content:

@@ -31,29 +31,21 @@ def find_surrogate(text: str) -> int:
 
 
 class _AllCharacters:
-    """All Unicode characters as a sequence that stores none of them, which would take seconds and tens of megabytes."""
-
-    _code_points = range(sys.maxunicode + 1)
+    """Every Unicode character by its code point, none of them stored: that would take seconds and megabytes."""
 
     def __len__(self) -> int:
-        return len(self._code_points)
-
-    def __contains__(self, character: object) -> bool:
-        return isinstance(character, str) and len(character) == 1 and find_surrogate(character) < 0
+        return sys.maxunicode + 1
 
     def __getitem__(self, index: int) -> str:
-        return chr(self._code_points[index])
-
-
-_ALL: Final = _AllCharacters()
+        return chr(index)
 
 
 class UnicodeText(Text):
     """Strings of `min_length` to `max_length` code points, of any character but lone surrogates.
 
-    Gymnasium's own `Text` accepts letters and digits only by default. `sample` draws short printable ASCII; masks work
-    as in `Text`, over all of Unicode, and are as slow there. `AsyncVectorEnv(shared_memory=True)` is refused: it
-    decodes text once, at construction, and would return that text forever.
+    Gymnasium's own `Text` accepts letters and digits only by default. `sample` draws short printable ASCII.
+    `AsyncVectorEnv(shared_memory=True)` is refused: it decodes text once, at construction, and would return that text
+    forever.
     """
 
     def __init__(
@@ -65,27 +57,20 @@ class UnicodeText(Text):
         """Whether `x` is a string of a legal length that can be written as UTF-8."""
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length and find_surrogate(x) < 0
 
-    def sample(
-        self,
-        mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
-        probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
-    ) -> str:
-        """A printable ASCII string at most 64 code points above `min_length`; with a mask, as `Text.sample`."""
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """A printable ASCII string at most 64 code points above `min_length`; ValueError for a mask."""
         if mask is not None or probability is not None:
-            return super().sample(mask, probability)
+            raise ValueError("Expected no mask: it would have an entry for every Unicode character.")
         longest = min(self.max_length, self.min_length + _SAMPLE_LENGTH)
         length = self.np_random.integers(self.min_length, longest, endpoint=True)
         return "".join(_PRINTABLE[i] for i in self.np_random.integers(len(_PRINTABLE), size=length))
 
     @property
-    def character_set(self) -> Any:
-        """Every Unicode character."""
-        return _ALL
-
-    @property
     def character_list(self) -> Any:
-        """Every Unicode character, by code point."""
-        return _ALL
+        """Every Unicode character."""
+        return _AllCharacters()
+
+    character_set = character_list
 
     def character_index(self, char: str) -> np.int32:
         """The code point."""

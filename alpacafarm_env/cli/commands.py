@@ -35,24 +35,20 @@ class Show(Options):
     """How many instructions."""
     seed: Seed = 0
     """Picks instructions and responses."""
-    temperature: float = 0.7
-    """Of the policy's sampling; 0 for its likeliest response."""
 
     def run(self) -> Report:
         """Page after page.
 
         Raises:
-            AlpacaFarmError: There is no such split, or the temperature cannot be one.
+            AlpacaFarmError: There is no such split.
         """
         from transformers.utils import logging
 
-        from ..sandbox.show import check_temperature, show
+        from ..sandbox.show import show
 
-        with blaming("--temperature"):
-            check_temperature(self.temperature)
         hide_progress: Callable[[], None] = logging.disable_progress_bar
         hide_progress()  # a bar for 2 MB of weights
-        return Report(blocks=show(self.split, num=self.num, seed=self.seed, temperature=self.temperature))
+        return Report(blocks=show(self.split, num=self.num, seed=self.seed))
 
 
 @dataclass(frozen=True, kw_only=True)

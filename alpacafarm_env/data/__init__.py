@@ -2,7 +2,7 @@
 
 from .dataset import Dataset, FolderDataset, RowDataset
 from .load import HubDataset, load_dataset
-from .ratings import read_critiques, read_ratings, write_ratings
+from .ratings import read_critiques, read_ratings
 from .recorded import RecordedDataset
 from .schema import Fault
 
@@ -16,5 +16,4 @@ __all__ = [
     "load_dataset",
     "read_critiques",
     "read_ratings",
-    "write_ratings",
 ]

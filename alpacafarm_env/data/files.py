@@ -85,15 +85,10 @@ def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         return
     if path.suffix != ".parquet":
         raise DataError(f"{path}: expected a file that ends in .jsonl or .parquet, got {path.name!r}.")
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        text = "writing Parquet needs the package pyarrow. Install it (pip install 'alpacafarm-env[data]')"
-        raise DataError(f"{path}: {text}.") from error
+    pa = _pyarrow(path)
     content = io.BytesIO()
     fields = dict.fromkeys(name for row in rows for name in row)  # Arrow takes those of the first row
-    parquet.write_table(pa.Table.from_pylist([{**dict.fromkeys(fields), **row} for row in rows]), content)
+    pa.parquet.write_table(pa.Table.from_pylist([{**dict.fromkeys(fields), **row} for row in rows]), content)
     write_atomic(path, content.getvalue())
 
 
@@ -134,29 +129,23 @@ def _json_lines(text: str) -> list[object]:
 
 def _parse(text: str) -> object:
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> object:
-    """An object with a doubled key has two meanings; which one a reader takes is an accident."""
-    record = dict(pairs)
-    if len(record) == len(pairs):
-        return record
-    names = [name for name, _ in pairs]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    return Fault(0, "", f"the field{'s' * (len(doubled) > 1)} {', '.join(map(repr, doubled))} twice", "each field once")
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        text = "Parquet needs the package pyarrow. Install it (pip install pyarrow), or take a .jsonl file"
+        raise DataError(f"{path}: {text}.") from error
+    return pyarrow
 
 
 def _parquet(content: bytes, path: Path) -> list[object]:
+    pa = _pyarrow(path)
     try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        text = "reading Parquet needs the package pyarrow. Install it (pip install pyarrow), or save the file as .jsonl"
-        raise DataError(f"{path}: {text}.") from error
-    try:
-        return list(parquet.read_table(io.BytesIO(content)).to_pylist())
+        return list(pa.parquet.read_table(io.BytesIO(content)).to_pylist())
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: expected a Parquet file, got {type(error).__name__}: {error}") from error

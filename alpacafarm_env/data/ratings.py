@@ -11,16 +11,13 @@ Further fields, such as `annotator`, are let be.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Final
 
 from ..instructions import RATINGS, Critique, Rating
 from .dataset import instruction_in
-from .files import read_records, write_atomic
-from .forms import fields_of
+from .files import read_records
 from .schema import INSTRUCTION, TEXT, Field, Row, check_rows, is_text
 
 
@@ -49,17 +46,6 @@ def read_ratings(path: str | PathLike[str]) -> list[Rating]:
 def read_critiques(path: str | PathLike[str]) -> list[Critique]:
     """The critiques of a file, in its order; records without one are passed over. Errors as of `read_ratings`."""
     return [Critique(instruction_in(row), row["output"], row["critique"]) for row in _rows(path) if row["critique"]]
-
-
-def write_ratings(path: str | PathLike[str], ratings: Sequence[Rating], critiques: Sequence[Critique] = ()) -> None:
-    """Writes ratings as JSON Lines, each with the critique of the same response where there is one."""
-    said = {(str(each.instruction), each.response): each.critique for each in critiques}
-    lines = []
-    for each in ratings:
-        words = said.get((str(each.instruction), each.response))
-        record = {**fields_of(each.instruction), "output": each.response, "rating": each.rating}
-        lines.append(json.dumps(record | ({"critique": words} if words else {}), ensure_ascii=False) + "\n")
-    write_atomic(Path(path).expanduser(), "".join(lines))
 
 
 def _rows(path: str | PathLike[str]) -> list[Row]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, fields
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from ..errors import CheckpointError
 from ..instructions import Instruction
 from ..oracles.policies import LANGUAGE_MODEL
 from ..plugins import find_attribute
@@ -21,34 +18,28 @@ from . import gold
 from .dataset import ASSETS, Sandbox
 from .judges import GREEDY, HUMANS, POOL, Annotator, Annotators
 
-POLICY: Final = ASSETS / "policy"
 MAX_TOKENS: Final = 64
 """Longest response sampled."""
-MIN_TEMPERATURE: Final = 1e-3
-"""Below it logits divided by the temperature may overflow."""
+TEMPERATURE: Final = 0.7
 _LABEL: Final = 13
 """Width of the column of labels."""
 
 
-def show(
-    split: str = "eval", *, num: int = 5, seed: int = 0, temperature: float = 0.7, policy: Path = POLICY
-) -> Iterator[str]:
+def show(split: str = "eval", *, num: int = 5, seed: int = 0) -> Iterator[str]:
     """Yields a heading, then a page for each of `num` instructions drawn from a split (all of them if it has fewer).
 
-    `seed` picks instructions and responses; `policy` is the folder of a causal language model. Raises CheckpointError
-    if there is none, ValueError unless the temperature is `MIN_TEMPERATURE` or more, or 0 for the likeliest tokens.
+    `seed` picks instructions and responses.
     """
     data = Sandbox()
     instructions = data.instructions(split)
     rows = keyed_rng(seed, "show", split).permutation(len(instructions))[:num].tolist()  # a larger num only adds pages
     references = data.references(split)
     chosen = [instructions[row] for row in rows]
-    responses = sample(policy, chosen, temperature=temperature, seed=seed)
+    responses = sample(chosen, seed)
     width = max(72, min(100, shutil.get_terminal_size((96, 24)).columns))
     yield _filled(
         f"AlpacaFarm's sandbox: {len(rows)} of the {len(instructions)} instructions of the split {split}, seed {seed}. "
-        "Reference: the stand-in for Davinci003. Policy: "
-        f"{'the shipped SFT10k' if policy == POLICY else policy}, sampled at temperature {temperature:g}.",
+        f"Reference: the stand-in for Davinci003. Policy: the shipped SFT10k, sampled at temperature {TEMPERATURE:g}.",
         width,
     )
     yield _filled(
@@ -77,32 +68,17 @@ def page(instruction: Instruction, reference: str, response: str, width: int = 9
     ]
 
 
-def sample(folder: Path, instructions: Sequence[str], *, temperature: float, seed: int) -> tuple[str, ...]:
-    """One response to each instruction, keyed on (seed, instruction); raises as `show` does."""
-    check_temperature(temperature)
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder}: expected the sandbox's policy, found no config.json. Reinstall the package, or rebuild it with "
-            "python -m alpacafarm_env.benchmarks.build_sandbox --install."
-        )
+def sample(instructions: Sequence[str], seed: int) -> tuple[str, ...]:
+    """One response of the shipped policy to each instruction, keyed on (seed, instruction)."""
     import torch
 
     # Each instruction has numbers of its own, so that a larger `num` only adds pages.
     draws = [keyed_rng(seed, "show response", str(instruction)).random(MAX_TOKENS) for instruction in instructions]
-    model = find_attribute("Policy", LANGUAGE_MODEL).from_pretrained(folder, device="cpu")
+    model = find_attribute("Policy", LANGUAGE_MODEL).from_pretrained(ASSETS / "policy", device="cpu")
     uniforms = torch.from_numpy(np.array(draws))
-    sampled = model.generate(instructions, generator=uniforms, temperature=temperature, max_new_tokens=MAX_TOKENS)
+    sampled = model.generate(instructions, generator=uniforms, temperature=TEMPERATURE, max_new_tokens=MAX_TOKENS)
     texts: tuple[str, ...] = sampled.texts
     return texts
-
-
-def check_temperature(temperature: float) -> float:
-    """Returns the temperature if the policy can be sampled at it; else raises ValueError."""
-    if temperature != 0 and not MIN_TEMPERATURE <= temperature < math.inf:
-        raise ValueError(
-            f"expected a finite temperature of {MIN_TEMPERATURE:g} or more, or 0 for greedy, got {temperature!r}"
-        )
-    return temperature
 
 
 def opinions(annotators: Sequence[Annotator], instruction: str, reference: str, response: str) -> list[float]:

@@ -96,17 +96,16 @@ def test_every_faulty_row_is_in_one_error(tmp_path):
         ("record 5: ", "[1, 2]"),
         (r"record 6 field 'input': .* \[\]", '{"instruction": "null", "input": [], "output": null}'),
         ("record 6 field 'output': .* null", None),
-        ("record 7: .*'output' twice", '{"instruction": "twice", "output": "a", "output": "b"}'),
-        (r"record 8 field 'output': .*'\\ud800'", '{"instruction": "surrogate", "output": "\\ud800"}'),
-        ("record 9 field 'output': ", '{"instruction": "number", "output": 1e999}'),
+        (r"record 7 field 'output': .*'\\ud800'", '{"instruction": "surrogate", "output": "\\ud800"}'),
+        ("record 8 field 'output': ", '{"instruction": "number", "output": 1e999}'),
         ("", ""),
-        ("record 11 field 'instruction': ", '{"instruction": "", "output": "after a blank line"}'),
+        ("record 10 field 'instruction': ", '{"instruction": "", "output": "after a blank line"}'),
     ]
     path = write(tmp_path / "sft.jsonl", "\n".join(line for _, line in lines if line is not None) + "\n")
     with pytest.raises(DataError) as error:
         check_rows(read_records(path), KINDS["demonstration"], str(path))
     first, *rest = str(error.value).split("\n")
-    assert first.startswith(f"{path}: 9 faulty records")
+    assert first.startswith(f"{path}: 8 faulty records")
     for fault, line in zip([fault for fault, _ in lines if fault], rest, strict=True):
         assert re.match(f"  {fault}", line), (fault, line)
 

@@ -14,11 +14,10 @@ import pytest
 import alpacafarm_env
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import COMMANDS, load, main
-from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.sandbox import gold
 from alpacafarm_env.sandbox.judges import POOL, Annotators
-from alpacafarm_env.sandbox.show import MIN_TEMPERATURE, opinions, page, sample, show
+from alpacafarm_env.sandbox.show import opinions, page, sample, show
 
 ROOT = Path(__file__).resolve().parents[2]
 ASK = Instruction("List three traits of a lion.", id=3, split="eval")
@@ -79,25 +78,9 @@ def test_opinions_are_means_over_both_orders():
 
 def test_a_response_depends_on_its_instruction_alone():
     asks = sandbox.SANDBOX.instructions("val")[:3]
-    together = sample(sandbox.POLICY, asks, temperature=0.7, seed=0)
-    assert together[::-1] == sample(sandbox.POLICY, asks[::-1], temperature=0.7, seed=0)
-    assert together != sample(sandbox.POLICY, asks, temperature=0.7, seed=1)
-
-
-def test_temperatures_down_to_greedy():
-    """The coldest sampling accepted is greedy in effect; no temperature between it and 0 is accepted."""
-    asks = sandbox.SANDBOX.instructions("val")[:3]
-    greedy = sample(sandbox.POLICY, asks, temperature=0, seed=0)
-    assert greedy == sample(sandbox.POLICY, asks, temperature=0, seed=1)
-    assert greedy == sample(sandbox.POLICY, asks, temperature=MIN_TEMPERATURE, seed=0)
-    for temperature in (1e-308, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="0.001"):
-            sample(sandbox.POLICY, asks, temperature=temperature, seed=0)
-
-
-def test_a_missing_policy_is_said_so(tmp_path):
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        list(show(policy=tmp_path / "policy"))
+    together = sample(asks, 0)
+    assert together[::-1] == sample(asks[::-1], 0)
+    assert together != sample(asks, 1)
 
 
 def test_unknown_split_is_exit_status_two(capsys):
@@ -129,12 +112,6 @@ def test_wrong_arguments_are_exit_status_two(args, capsys):
     assert stop.value.code == 2
     named = args[-2:] if args[-1] != "pairs.json" else ["--out"]  # what is missing
     assert any(each in capsys.readouterr().err for each in named)
-
-
-@pytest.mark.parametrize("temperature", ["nan", "inf", "1e-308", "-1", "9e-4"])
-def test_a_temperature_without_samples_is_refused(temperature, capsys):
-    assert main(["show", f"--temperature={temperature}"]) == 2
-    assert "--temperature" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from scipy.stats import kstest, logistic
 
 import alpacafarm_env
 from alpacafarm_env import Critique, Instruction, Rating, sandbox
-from alpacafarm_env.data import read_critiques, read_ratings, write_ratings
+from alpacafarm_env.data import read_critiques, read_ratings
 from alpacafarm_env.errors import DataError, UnknownNameError
 from alpacafarm_env.oracles import Constant, OracleError, rated
 from alpacafarm_env.sandbox.judges import GREEDY, Annotator
@@ -97,12 +97,14 @@ def test_what_is_no_rating_is_refused(tiny_dataset):
 def test_ratings_and_critiques_are_data(responses, tmp_path):
     asked, texts = (column[:12:2] for column in responses)
     ratings, critiques = rated(sandbox.raters("human"), asked, texts)
-    write_ratings(tmp_path / "ratings.jsonl", ratings, critiques[1:])
-    assert read_ratings(tmp_path / "ratings.jsonl") == ratings
-    assert read_critiques(tmp_path / "ratings.jsonl") == critiques[1:]
-    first, *_ = map(json.loads, (tmp_path / "ratings.jsonl").read_text().splitlines())
-    (tmp_path / "more.json").write_text(json.dumps([{**first, "annotator": "Ann"}, {**first, "rating": None}]))
-    assert read_ratings(tmp_path / "more.json") == ratings[:1]
+    rows = [
+        {"instruction": str(one.instruction), "output": one.response, "rating": one.rating, "critique": other.critique}
+        for one, other in zip(ratings, critiques, strict=True)
+    ]
+    first = rows[0] | {"critique": None}
+    (tmp_path / "ratings.json").write_text(json.dumps([first, *rows[1:], {**first, "rating": None}]))
+    assert read_ratings(tmp_path / "ratings.json") == ratings
+    assert read_critiques(tmp_path / "ratings.json") == critiques[1:]
     for rating in (0, 8, 2.5, True, "7"):
         (tmp_path / "faulty.json").write_text(json.dumps([{**first, "rating": rating}]))
         with pytest.raises(DataError, match="record 1 field 'rating'"):
