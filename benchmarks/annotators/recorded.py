@@ -6,7 +6,6 @@ and the released analysis's definitions of longer and list. People's labels, as 
 collects them, are about pairs of their own, so the paper's values stand beside them without a tolerance.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -20,19 +19,17 @@ from ...data import RecordedDataset
 from ...data.dataset import data_files
 from ...data.files import read_records
 from ...data.recorded import INDEX
-from ...data.schema import TEXT, Field, check_rows, is_text
+from ...data.schema import INSTRUCTION, TEXT, Field, check_rows, is_text
 from ...errors import DataError
 from ...human.labels import load_labels
 from ...seeding import keyed_rng
+from ...statistics import Interval
+from ..harness.estimates import percentiles
 from ..harness.sources import judgements, published_table
 from ..harness.study import Row
-from .rows import TARGETS, Target, make_row, rows_of
+from .judges import TARGETS, Target, make_row, rows_of
 
 LEVEL: Final = "recorded"
-PEOPLE: Final = "people"
-_PEOPLE: Final = {"people": "people", "judge": "their pairs' judge", "annotator": "people"}
-_PEOPLES_LIKE: Final = {"people": "human", "judge": "sim_gpt4"}
-"""The paper's judge that a kind of ours is put next to."""
 CROSS: Final = "crossannotations_gpt4_4seeds"
 HUMAN: Final = "human_crossannotations_sample16"
 TABLE: Final = "evaluators_leaderboard.csv.gz"
@@ -53,14 +50,19 @@ _COLUMNS: Final = {
     "prefers_longer": ("Proba. prefer longer", 1.0),
     "prefers_1": ("Proba. prefer 1", 1.0),
 }
+_PEOPLE: Final = {
+    "people": ("people", "human"),
+    "judge": ("their pairs' judge", "sim_gpt4"),
+    "annotator": ("people", ""),
+}
+"""Kind of a judge among people's labels -> its name in the table, and the paper's judge that it is put next to."""
 
 
 def _is_votes(value: object) -> bool:
     return isinstance(value, list) and len(value) == NUM_VOTES and all(vote in (0, 1) for vote in value)
 
 
-_TEXTS = tuple(Field(name, TEXT, is_text) for name in ("instruction", "output_1", "output_2"))
-_INPUT = Field("input", TEXT, is_text, "")
+_PAIR = (*INSTRUCTION, *(Field(name, TEXT, is_text) for name in ("output_1", "output_2")))
 _VOTES = tuple(Field(f"preference_{judge}", f"{NUM_VOTES} numbers, each 0 or 1", _is_votes) for judge in JUDGES)
 _LABEL = Field("preference", "0 or 1", lambda value: value in (0, 1))
 _FIRST = Field("first_shown", '"model" or "reference"', lambda value: value in ("model", "reference", ""), "")
@@ -76,29 +78,25 @@ def cross_rows(folder: Path) -> list[Row]:
     if CROSS not in files:
         return []
     pairs, votes = read_cross(files[CROSS])
-    targets, by_length = published_targets(folder / "extras" / TABLE), longest(pairs)
-    rows: list[Row] = []
-    for judge, opinions in {**votes, "longest": by_length}.items():
+    # 0 where output_1 is strictly longer, else 1.
+    longest = np.array([[float(len(a) <= len(b)) for a, b in zip(pairs.a, pairs.b, strict=True)]] * NUM_VOTES)
+    targets, rows = published_targets(folder / "extras" / TABLE), list[Row]()
+    for judge, opinions in {**votes, "longest": longest}.items():
         own = {"variance": 1 - analysis.self_agreement(opinions), "disagreement": analysis.disagreement(opinions)}
         own |= {**likings(opinions[:1], pairs), "prefers_1": 1 - opinions.mean(axis=0)}
         rows += rows_of(judge, [own], LEVEL, targets.get(judge))
     for judge, opinions in votes.items():
-        rows += rows_of("longest", [{f"agreement_with_{judge}": agreement(opinions, 2 * by_length[0] - 1)}], LEVEL)
+        rows += rows_of("longest", [{f"agreement_with_{judge}": agreement(opinions, 2 * longest[0] - 1)}], LEVEL)
     return rows + (human_rows(files[HUMAN], pairs, votes) if HUMAN in files else [])
 
 
 def read_cross(path: Path) -> tuple[Pairs, dict[str, Array]]:
     """The n pairs, and each judge's votes [4, n]: 1 for output_2, 0 for output_1."""
-    rows = check_rows(read_records(path), (*_TEXTS, _INPUT, *_VOTES), str(path))
+    rows = check_rows(read_records(path), (*_PAIR, *_VOTES), str(path))
     texts = tuple(f"{row['instruction']}\n\n{row['input']}" if row["input"] else row["instruction"] for row in rows)
     a, b = (tuple(row[name] for row in rows) for name in ("output_1", "output_2"))
     votes = {judge: np.array([row[f"preference_{judge}"] for row in rows], dtype=np.float64).T for judge in JUDGES}
     return Pairs(texts, a, b, published=True), votes
-
-
-def longest(pairs: Pairs) -> Array:
-    """Equal votes [4, n] for the longer response: 0 where output_1 is strictly longer, else 1."""
-    return np.array([[float(len(a) <= len(b)) for a, b in zip(pairs.a, pairs.b, strict=True)]] * NUM_VOTES)
 
 
 def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row]:
@@ -107,22 +105,22 @@ def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row
     Raises:
         DataError: The file is faulty, or labels other pairs.
     """
-    labels = pd.DataFrame(check_rows(read_records(path), (*_TEXTS, _LABEL), str(path)))
+    labels = pd.DataFrame(check_rows(read_records(path), (*_PAIR, _LABEL), str(path)))
     places = {key: place for place, key in enumerate(zip(pairs.instructions, pairs.a, pairs.b, strict=True))}
-    labels["pair"] = [
-        places.get(key) for key in labels[[field.name for field in _TEXTS]].itertuples(index=False, name=None)
-    ]
+    keys = zip(labels.instruction, labels.output_1, labels.output_2, strict=True)
+    labels["pair"] = [places.get(key) for key in keys]
     if (unknown := labels.pair.isna()).any():
         raise DataError(
             f"{path}: record {unknown.argmax() + 1}: expected a pair of {CROSS}, got another one. "
             "Take both files from the same copy of the data."
         )
-    votes_of = labels.assign(vote=labels.groupby("pair").cumcount()).pivot(index="vote", columns="pair")
-    human = votes_of.preference[labels.pair.unique()].to_numpy(dtype=np.float64)
+    labelled = labels.pair.unique().astype(int)
+    by_pair = labels.assign(vote=labels.groupby("pair").cumcount()).pivot(index="vote", columns="pair")
+    human = by_pair.preference[labelled].to_numpy(dtype=np.float64)
     itself, side = analysis.self_agreement(human), analysis.majority(human)
     rows = rows_of("human", [{"agreement": itself, "variance": 1 - itself}], LEVEL)
-    for judge, all_votes in votes.items():
-        own = all_votes[:, labels.pair.unique().astype(int)]
+    for judge, every in votes.items():
+        own = every[:, labelled]
         rows += rows_of(judge, [{"agreement": agreement(own, side), "bias": analysis.bias(own, side)}], LEVEL)
     return rows
 
@@ -135,8 +133,7 @@ def published_targets(path: Path) -> dict[str, dict[str, Target]]:
     """
     if not path.is_file():
         return {}
-    columns = [column for column, _ in _COLUMNS.values()]
-    table = published_table(path, columns, [name for name, _ in PUBLISHED.values()])
+    table = published_table(path, [name for name, _ in _COLUMNS.values()], [name for name, _ in PUBLISHED.values()])
     return {
         judge: {f: Target(table[column][name] / unit, tolerance) for f, (column, unit) in _COLUMNS.items()}
         for judge, (name, tolerance) in PUBLISHED.items()
@@ -149,8 +146,8 @@ def recorded_rows(dataset: RecordedDataset) -> list[Row]:
     Raises:
         DataError: A file is faulty.
     """
-    files, extras, texts = data_files(dataset.path), _extras(dataset.path), responses(dataset)
-    gpt4 = decisive(files[f"preferences_{dataset.judge}"], texts)
+    extras, texts = _extras(dataset.path), responses(dataset)
+    gpt4 = decisive(data_files(dataset.path)[f"preferences_{dataset.judge}"], texts)
     rows = cross_rows(dataset.path) + own_rows(dataset.judge.removeprefix("alpaca_eval_"), gpt4)
     if CLAUDE in extras:
         claude = decisive(extras[CLAUDE], texts)
@@ -163,10 +160,8 @@ def responses(dataset: RecordedDataset) -> pd.DataFrame:
     files = data_files(dataset.path)
     path = files.get("eval_instructions") or files["eval"]
     indices = [row["index"] for row in check_rows(read_records(path), (INDEX,), str(path))]
-    references = dataset.references("eval")
-    frames = {
-        name: pd.DataFrame({"a": references, "b": dataset.outputs(name)}, index=indices) for name in dataset.generators
-    }
+    pairs = {name: {"a": dataset.references("eval"), "b": dataset.outputs(name)} for name in dataset.generators}
+    frames = {name: pd.DataFrame(columns, index=indices) for name, columns in pairs.items()}
     return pd.concat(frames, names=["generator", "index"])
 
 
@@ -177,22 +172,22 @@ def decisive(path: Path, texts: pd.DataFrame) -> pd.DataFrame:
         DataError: The file is faulty, or judges something twice.
     """
     frame = judgements(path, _FIRST).set_index(["generator", "index"])
-    return frame[frame.preference.isin((0, 1))].join(texts)
+    return frame[frame.preference.isin((0, 1))].join(texts).astype({"preference": float})
 
 
 def own_rows(judge: str, frame: pd.DataFrame) -> list[Row]:
     """Likings of one judge, and how often it agrees with rules that know nothing of quality."""
     complete = frame.dropna(subset=["a", "b"])
-    credit = complete.preference.to_numpy(dtype=np.float64)[None]
+    credit = complete.preference.to_numpy()
     first = complete.first_shown.map({"model": 1.0, "reference": 0.0}).to_numpy(dtype=np.float64)
     pairs = Pairs(("",) * len(complete), tuple(complete.a), tuple(complete.b), published=True)
-    own = {"prefers_first": np.where(np.isnan(first), np.nan, credit[0] == first), **likings(credit, pairs)}
+    own = {"prefers_first": np.where(np.isnan(first), np.nan, credit == first), **likings(credit[None], pairs)}
     return rows_of(judge, [own], LEVEL) + predictor_rows(f"agreement_with_{judge}", complete)
 
 
 def predictor_rows(figure: str, frame: pd.DataFrame) -> list[Row]:
     """Agreement of "longer_response", where equal lengths count half, and of "model_always", never the reference."""
-    credit = frame.preference.to_numpy(dtype=np.float64)[None]
+    credit = frame.preference.to_numpy()[None]
     length = np.sign((frame.b.str.len() - frame.a.str.len()).to_numpy(dtype=np.float64))
     sides = {"longer_response": length, "model_always": np.ones(len(frame))}
     return [row for name, side in sides.items() for row in rows_of(name, [{figure: agreement(credit, side)}], LEVEL)]
@@ -220,25 +215,20 @@ def kappa(counts: Array) -> Array:
 
 
 def _pair_rows(suffix: str, both: pd.DataFrame) -> list[Row]:
-    gpt4, claude = (both[name].to_numpy(dtype=np.int64) for name in ("preference", "other"))
-    table = np.bincount(2 * gpt4 + claude, minlength=4).reshape(2, 2).astype(np.float64)
-    rows = rows_of("claude", [{f"agreement_with_gpt4{suffix}": (gpt4 == claude).astype(np.float64)}], LEVEL)
+    table = np.histogram2d(both.preference, both.other, bins=2, range=((0, 1), (0, 1)))[0]
+    rows = rows_of("claude", [{f"agreement_with_gpt4{suffix}": (both.preference == both.other).to_numpy(float)}], LEVEL)
     drawn = keyed_rng(0, "kappa", suffix).multinomial(len(both), table.ravel() / len(both), size=NUM_RESAMPLES)
-    value, spread = float(kappa(table)), kappa(drawn.reshape(-1, 2, 2).astype(np.float64))
-    if not np.isnan(value) and not np.isnan(spread).all():
-        bounds = np.nanpercentile(spread, (2.5, 97.5)).tolist()
-        rows.append(make_row("claude", f"kappa_with_gpt4{suffix}", value, bounds, len(both), LEVEL))
-    return rows
+    low, high = percentiles(kappa(drawn.reshape(-1, 2, 2).astype(np.float64)))
+    value = Interval(float(kappa(table)), low, high, len(both))
+    return (
+        rows
+        if np.isnan([value.mean, low]).any()
+        else [*rows, make_row("claude", f"kappa_with_gpt4{suffix}", value, LEVEL)]
+    )
 
 
 def _extras(folder: Path) -> dict[str, Path]:
     return data_files(folder / "extras") if (folder / "extras").is_dir() else {}
-
-
-def labels_digest(path: Path) -> str:
-    """Hash of a file of labels, hexadecimal; DataError if it is faulty."""
-    load_labels(path)  # now, and not after the other judges' minutes
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def people_rows(path: Path) -> list[Row]:
@@ -249,7 +239,7 @@ def people_rows(path: Path) -> list[Row]:
     """
     rows = []
     for (kind, name), values in load_labels(path).figures().items():
-        targets = TARGETS.get(_PEOPLES_LIKE.get(kind, ""), {})
-        judge = f"{_PEOPLE[kind]} {name}".strip()
-        rows += rows_of(judge, [values], PEOPLE, {figure: Target(target.paper) for figure, target in targets.items()})
+        own, like = _PEOPLE[kind]
+        targets = {figure: Target(target.paper) for figure, target in TARGETS.get(like, {}).items()}
+        rows += rows_of(f"{own} {name}".strip(), [values], "people", targets)
     return rows

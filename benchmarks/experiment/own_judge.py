@@ -8,7 +8,8 @@ It is given as an oracle is: a name ("recorded", in the sandbox "human"), or a J
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +18,10 @@ from ...data import Dataset
 from ...errors import AlpacaFarmError, DataError
 from ...folders import Content, hash_model
 from ...llm.endpoint import Endpoint
-from ...oracles.base import RewardOracle
+from ...oracles.base import PreferenceOracle, RewardOracle
 from ...oracles.judges import HigherReward, WinRate
 from ...oracles.own import is_own, only_compares, parts_of
-from ...oracles.registry import Spec, make_oracle
+from ...oracles.registry import Spec, make_judge, make_oracle
 from ...oracles.stored import Recorded, References
 from ...plugins import source_hash
 
@@ -38,15 +39,26 @@ def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracl
     Raises:
         DataError: There is no such oracle, it cannot be made here, or eval has no references.
     """
-    try:
-        spec = read_judge(text)
+    with _naming_option():
         dataset.references("eval")
-        made = make_oracle(spec, dataset=dataset, seed=seed)
-    except (AlpacaFarmError, TypeError, ValueError) as error:
-        raise DataError(f"--judge: {str(error).removeprefix('--judge: ')}") from error
+        made = make_oracle(read_judge(text), dataset=dataset, seed=seed)
     if isinstance(made, WinRate | Recorded):
         return made
     return WinRate(HigherReward(made), References(dataset), name=f"higher score by {made.name}")
+
+
+def make_own_comparer(text: str, dataset: Dataset, *, seed: int = 0) -> PreferenceOracle:
+    """The judge of `--judge`, which compares any two responses; DataError if there is none, or it cannot be made."""
+    with _naming_option():
+        return make_judge(read_judge(text), dataset=dataset, seed=seed)
+
+
+@contextmanager
+def _naming_option() -> Iterator[None]:
+    try:
+        yield
+    except (AlpacaFarmError, TypeError, ValueError) as error:
+        raise DataError(f"--judge: {str(error).removeprefix('--judge: ')}") from error
 
 
 def judge_name(text: str, dataset: Dataset) -> str:

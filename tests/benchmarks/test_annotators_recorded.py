@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from annotator_worlds import by_key
 
 from alpacafarm_env.benchmarks.annotators import recorded as stored
 from alpacafarm_env.benchmarks.annotators.recorded import CROSS, HUMAN, cross_rows
 from alpacafarm_env.data.load import recorded_dataset
 from alpacafarm_env.errors import DataError
 from alpacafarm_env.sandbox.dataset import write_rows
+
+
+def by_key(rows):
+    return {(row["judge"], row["figure"]): row for row in rows}
 
 
 @pytest.fixture(scope="module")

@@ -139,3 +139,19 @@ def test_a_policy_that_judges_is_known_by_its_content(spec):
     text = json.dumps(spec)
     assert hash_model(POLICY).items() <= judge_content(text).items()
     assert str(POLICY) not in json.dumps(judge_settings(text))
+
+
+def test_a_pools_prompts_and_models_are_content(tmp_path):
+    def content_of(words="Which is better?", model="one", comment=""):
+        parts = f"[{{user: {words!r}}}, {{items: true}}]"
+        prompt = f"{{name: asked, format: label, layout: chat, parts: {parts}}}"
+        member = "{name: only, role: gpt4, prompt: ./asked.yaml, max_tokens: 9}"
+        files = {"asked": prompt, "models": f"model: {model}", "pool": f"{comment}\nname: mine\nannotators: [{member}]"}
+        for name, text in files.items():
+            (tmp_path / f"{name}.yaml").write_text(text + "\n", encoding="utf-8")
+        spec = {"pool": str(tmp_path / "pool.yaml"), "models": str(tmp_path / "models.yaml"), "base_url": "http://a/v1"}
+        return judge_content(json.dumps(spec))
+
+    assert content_of() == content_of(comment="# the same in other words")
+    assert content_of() != content_of(words="And now?")
+    assert content_of() != content_of(model="two")
