@@ -5,13 +5,13 @@ its own: a few MB beside the weights. No adapter is ever switched. So it does no
 policy is saved, sampled from or differentiated, and what a backward pass computes again is its own role's.
 
 Sampling reads merged weights: each adapter adds two products of matrices and a sum to those of its layer, which doubles
-the kernels of a decode step, and with them its time on a GPU. So a copy of the weights that have adapters, with these
-added, samples for the policy. It is a copy, since weights of low precision to which changes are added in place, and
-from which they are taken again, drift away from where they were.
+the kernels of a decode step, and with them its time on a GPU. It is a copy that is merged, since weights of low
+precision, to which changes are added and from which they are taken again, drift away from where they were.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from typing import Any, cast
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from ..bases import adapter_base, is_adapter
@@ -159,35 +159,31 @@ def _spares_base(config: Any) -> bool:
     return isinstance(config, peft.LoraConfig) and config.bias == "none" and config.init_lora_weights in HARMLESS_STARTS
 
 
-class MergedCopy:
-    """A LoRA model without adapters: what they change is copied with them added, all else is the model's own."""
+@contextmanager
+def adapters_merged(model: peft.PeftModel) -> Iterator[None]:
+    """Passes inside read copies of the weights that have adapters, with these added."""
+    layers: list[Any] = [layer for _, layer in lora_layers(model)]
+    own = [layer.get_base_layer().weight for layer in layers]
+    try:
+        for layer, weight in zip(layers, own, strict=True):
+            layer.get_base_layer().weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+            layer.merge()
+        yield
+    finally:
+        for layer, weight in zip(layers, own, strict=True):
+            layer.get_base_layer().weight = weight
+            layer.merged_adapters.clear()
 
-    def __init__(self, model: peft.PeftModel) -> None:
-        base: Any = model.get_base_model()
-        self._model: PreTrainedModel = copy.deepcopy(
-            base, {id(tensor): tensor for tensor in chain(base.parameters(), base.buffers())}
-        )
-        self._layers: list[tuple[LoraLayer, nn.Module]] = []
-        for name, layer in lora_layers(model):
-            plain = copy.deepcopy(layer.get_base_layer()).requires_grad_(False)
-            parent, _, child = name.rpartition(".")
-            setattr(self._model.get_submodule(parent), child, plain)
-            self._layers.append((layer, plain))
-        self._added: list[Tensor] = []
 
-    @torch.no_grad()
-    def follow(self) -> PreTrainedModel:
-        """The model to sample from, with the adapters added as they are now."""
-        now = [tensor for layer, _ in self._layers for tensor in _adapters(layer)]
-        if self._added and all(map(torch.equal, self._added, now)):
-            return self._model
-        for layer, plain in self._layers:
-            merged: Any = copy.deepcopy(layer)  # one layer at a time: peft adds to the weights in place
-            merged.merge(adapter_names=layer.active_adapters)
-            for mine, new in zip(plain.parameters(), merged.get_base_layer().parameters(), strict=True):
-                mine.copy_(new)
-        self._added = [tensor.clone() for tensor in now]
-        return self._model
+def merging_pays(model: Any) -> bool:
+    """Whether to sample with merged adapters: on a GPU, if copies of the weights take half of its free memory at most.
+
+    Not if weights are quantized: they are no numbers that an adapter could be added to.
+    """
+    weights = [parameter for _, layer in lora_layers(model) for parameter in layer.get_base_layer().parameters()]
+    if not weights or weights[0].device.type != "cuda" or not all(each.is_floating_point() for each in weights):
+        return False
+    return sum(each.nbytes for each in weights) <= free_memory(weights[0].device) / 2
 
 
 def merge(model: peft.PeftModel) -> PreTrainedModel:
@@ -209,29 +205,9 @@ def merge(model: peft.PeftModel) -> PreTrainedModel:
     return cast(PreTrainedModel, whole.merge_and_unload())  # the rest: a head, embeddings of new tokens
 
 
-def make_copy(model: Any, wanted: bool | None) -> MergedCopy | None:
-    """The copy to sample from if it is `wanted`; None: on a GPU of which it takes half of the free memory at most.
-
-    ValueError if it is wanted of a model without LoRA adapters, or of one whose weights are quantized.
-    """
-    layers = [layer.get_base_layer() for _, layer in lora_layers(model)]
-    plain = all(parameter.is_floating_point() for layer in layers for parameter in layer.parameters())
-    if wanted and not (layers and plain):
-        raise ValueError("sample_merged: expected a model with LoRA adapters on weights that are not quantized")
-    if wanted is None:
-        size = sum(parameter.nbytes for layer in layers for parameter in layer.parameters())
-        device = next(model.parameters()).device
-        wanted = bool(layers) and plain and device.type == "cuda" and size <= free_memory(device) / 2
-    return MergedCopy(model) if wanted else None
-
-
 def lora_layers(model: Any) -> list[tuple[str, LoraLayer]]:
     """The layers with LoRA adapters by their names in the base model; none of a model without LoRA."""
     if not isinstance(model, peft.PeftModel):
         return []
     base: Any = model.get_base_model()
     return [(name, layer) for name, layer in base.named_modules() if isinstance(layer, LoraLayer)]
-
-
-def _adapters(layer: Any) -> list[Tensor]:
-    return [parameter.detach() for name, parameter in layer.named_parameters() if not name.startswith("base_layer.")]

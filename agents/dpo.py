@@ -34,7 +34,7 @@ from ..progress import make_bar
 from .language_model import LanguageModel
 from .loop import Resume, Sums, epoch_batch
 from .losses import dpo_loss, implicit_rewards
-from .memory_probe import first_tried
+from .memory import first_tried
 from .policy_agent import PolicyAgent, PolicyConfig
 from .processes import Processes, float32_matmuls
 from .prompts import check_budget

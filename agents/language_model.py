@@ -6,6 +6,7 @@ trunk with a frozen copy of its LoRA adapters). Dropout is always off, so that a
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
@@ -24,7 +25,15 @@ from ..oracles.base import NoCopy
 from ..oracles.reward_model import RewardModel, num_positions
 from ..pretrained import load_adapter, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
-from .adapters import MergedCopy, make_copy, merge, reward_oracle, turn_off_dropout, with_adapter, with_tokens
+from .adapters import (
+    adapters_merged,
+    merge,
+    merging_pays,
+    reward_oracle,
+    turn_off_dropout,
+    with_adapter,
+    with_tokens,
+)
 from .memory import by_chunks, gives_plain_logits, logit_rows, sampling_rows
 from .prompts import encode_prompts, limit_file, read_limit, settle_limits
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
@@ -59,8 +68,6 @@ class LanguageModel(NoCopy):
         max_prompt_tokens: Longest prompt accepted. None: AlpacaFarm's 192, or what a response leaves of the positions.
         max_response_tokens: Longest response, sampled or trained on. None: the one it was saved with, else AlpacaFarm's
             300, or what the longest prompt leaves of the positions (64 for the sandbox's policy, which knows 256).
-        sample_merged: Whether responses are sampled from a copy of the weights into which LoRA adapters are merged:
-            faster on a GPU, equal but for rounding. None: on a GPU, if the copy takes half of its free memory at most.
 
     Raises:
         ValueError: The tokenizer does not fit, or the limits do not fit the model's positions.
@@ -74,7 +81,6 @@ class LanguageModel(NoCopy):
         *,
         max_prompt_tokens: int | None = None,
         max_response_tokens: int | None = None,
-        sample_merged: bool | None = None,
     ) -> None:
         self.model: Any = turn_off_dropout(model)
         self.tokenizer = tokenizer
@@ -82,7 +88,6 @@ class LanguageModel(NoCopy):
         settle(self._base_model, tokenizer, template)
         limits = max_prompt_tokens, max_response_tokens
         self.max_prompt_tokens, self.max_response_tokens = settle_limits(self._base_model, *limits)
-        self._sample_merged = sample_merged
         self.reference: PreTrainedModel | None = None
         self._reference_adapter: dict[str, Tensor] | None = None
         self._sampler: ServedSampler | None = None
@@ -106,7 +111,6 @@ class LanguageModel(NoCopy):
         max_prompt_tokens: int | None = None,
         max_response_tokens: int | None = None,
         sampler: Mapping[str, Any] | None = None,
-        sample_merged: bool | None = None,
     ) -> Self:
         """Loads a model folder (or hub name) with its tokenizer and the prompt template it was trained on.
 
@@ -141,7 +145,6 @@ class LanguageModel(NoCopy):
             load_template(path, tokenizer, template),
             max_prompt_tokens=max_prompt_tokens,
             max_response_tokens=max_response_tokens,
-            sample_merged=sample_merged,
         )
         policy.sampler = sampler
         return policy
@@ -236,18 +239,18 @@ class LanguageModel(NoCopy):
         if self._sampler is not None:
             samples = self._sampler.sample(self, prompts, **options)
         else:
-            model = self._base_model if self._merged is None else self._merged.follow()
-            options["batch_size"] = batch_size or sampling_rows(model, prompt=longest, response=width)
-            samples = sample(model, prompts, **options)
+            with adapters_merged(self.model) if merging_pays(self.model) else nullcontext():
+                rows = batch_size or sampling_rows(self._base_model, prompt=longest, response=width)
+                samples = sample(self._base_model, prompts, batch_size=rows, **options)
         lengths, finished = samples.lengths, samples.finished
         # EOS is cut off by position: a tokenizer may not count it among the special tokens that decoding skips.
         text_lengths = lengths - finished.long()
-        rows = [row.tolist() for row in ragged_split(unpad(samples.tokens, text_lengths).cpu(), text_lengths)]
+        bare = [row.tolist() for row in ragged_split(unpad(samples.tokens, text_lengths).cpu(), text_lengths)]
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         prompt_tokens, prompt_lengths = ragged(prompts, self.device)
         return Rollouts(
             instructions=tuple(instruction for instruction in instructions for _ in range(num_samples)),
-            texts=tuple(self.tokenizer.batch_decode(rows, **options) if rows else ()),
+            texts=tuple(self.tokenizer.batch_decode(bare, **options) if bare else ()),
             prompt_tokens=prompt_tokens,
             prompt_lengths=prompt_lengths,
             tokens=unpad(samples.tokens, lengths),
@@ -255,15 +258,6 @@ class LanguageModel(NoCopy):
             logprobs=unpad(samples.logprobs, lengths),
             finished=finished,
         )
-
-    @property
-    def samples_exactly(self) -> bool:
-        """Whether samples come from the very weights that score them, not from a merged copy."""
-        return self._merged is None
-
-    @cached_property
-    def _merged(self) -> MergedCopy | None:
-        return make_copy(self.model, self._sample_merged)
 
     def logprobs(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
         """Returns log p(token | prompt, tokens before it) of every response token: flat [sum T] float32.
@@ -345,7 +339,6 @@ class LanguageModel(NoCopy):
         ids = extend(self._base_model, self.tokenizer, names, generator)
         if not num_old and isinstance(self.model, peft.PeftModel):
             self.model = turn_off_dropout(with_tokens(self.model, ids))
-            vars(self).pop("_merged", None)  # a copy of the model as it was
         room = num_positions(self.model.config) - self.max_response_tokens - 1
         self.max_prompt_tokens = int(min(self.max_prompt_tokens, room))
         return ids

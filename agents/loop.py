@@ -37,8 +37,7 @@ from ..folders import claim
 from ..pretrained import reading
 from ..seeding import keyed_rng
 from . import checkpoints
-from .memory import checkpointed_layers, gradient_checkpointing
-from .memory_probe import GB, DeviceMemory, Probe, first_tried
+from .memory import GB, DeviceMemory, Probe, checkpointed_layers, first_tried, gradient_checkpointing
 from .optimizer import Optimizer
 from .processes import Processes, float32_matmuls
 from .settings import FREE_TO_CHANGE, TrainingConfig, schedule_factor

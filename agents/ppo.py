@@ -77,7 +77,7 @@ class PPOConfig(OnlineConfig):
     None: "adapter" with LoRA, else "model". See `value_model`."""
     recompute_logprobs: bool | None = None
     """Score responses again for the old log-probabilities, instead of taking the sampler's. None: unless on a CPU in
-    float32 without merged adapters, where the two agree; always with a served sampler."""
+    float32, where the two agree; always with a served sampler."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -295,7 +295,7 @@ class PPO(PolicyAgent):
         if self.config.recompute_logprobs is not None:
             return self.config.recompute_logprobs
         exact = self.policy.model.dtype == torch.float32 and self.config.mixed_precision == "no"
-        return not (exact and self.policy.device.type == "cpu" and self.policy.samples_exactly)
+        return not (exact and self.policy.device.type == "cpu")
 
     def _write(self, folder: Path) -> None:
         super()._write(folder)

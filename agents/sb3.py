@@ -8,7 +8,7 @@
     PPO(env=envs, **keywords(kl_coef=0.05, seed=0)).learn(20_000, ScoresCallback())
 
 Needs the extra `[sb3]`. A model's own tokenizer belongs to the environment too: `make_vec(..., tokenizer=folder)` goes
-with `keywords(folder)`. Our own `PPO` is faster: it samples whole responses and never rebuilds a context.
+with `keywords(folder)`. Our own `PPO` is faster: it samples whole responses, and reads no context again for each token.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ except ImportError as error:
 
 from .. import sandbox
 from ..envs.token_vector import TokenVectorEnv
+from ..last_layer import last_mlp_at
 from ..oracles.reward_model import num_positions
 from .adapters import trunk_of
-from .contexts import GrowingContexts, last_states
 from .language_model import LanguageModel
 from .memory import gives_plain_logits
 from .sampling import check_attention
@@ -80,14 +80,39 @@ class TrunkExtractor(BaseFeaturesExtractor):
     def __init__(self, observation_space: spaces.Dict, trunk: Any) -> None:
         super().__init__(observation_space, trunk.config.get_text_config().hidden_size)
         self.trunk = trunk
-        self._contexts = GrowingContexts(trunk)
 
     def forward(self, observations: dict[str, Tensor]) -> Tensor:
-        """[B, d] float32; without gradient by the keys and values of the calls before."""
+        """[B, d] float32."""
         ids, lengths = observations["input_ids"].long(), observations["attention_mask"].sum(1).long()
-        if torch.is_grad_enabled():
-            return last_states(self.trunk, ids, lengths).float()
-        return self._contexts.last_states(ids, lengths).float()
+        return last_states(self.trunk, ids, lengths).float()
+
+
+def last_states(trunk: Any, ids: Tensor, lengths: Tensor) -> Tensor:
+    """The last hidden state [B, d] of each context, right padded; those that others begin with are not read again."""
+    whole, part_of = _whole_contexts(ids, lengths)
+    rows = torch.tensor(whole, device=ids.device)
+    ids = ids[rows, : int(lengths.max())]
+    row, last = torch.tensor(part_of, device=ids.device), lengths - 1
+    positions = torch.zeros_like(ids, dtype=torch.bool)
+    positions[row, last] = True
+    with last_mlp_at(trunk, positions):
+        # Without a mask: a causal model does not see the padding on the right.
+        hidden: Tensor = trunk(input_ids=ids, use_cache=False).last_hidden_state
+    return hidden[row, last]
+
+
+def _whole_contexts(ids: Tensor, lengths: Tensor) -> tuple[list[int], list[int]]:
+    """The rows that no other begins with, and for each row the number among these of one that begins with it."""
+    table = ids.cpu().numpy().astype(">i4")  # big-endian: bytes have the order of the tokens
+    contexts = [row[:length].tobytes() for row, length in zip(table, lengths.tolist(), strict=True)]
+    whole: list[int] = []
+    part_of = [0] * len(contexts)
+    # In this order a context stands right before those that begin with it.
+    for row in sorted(range(len(contexts)), key=contexts.__getitem__, reverse=True):
+        if not whole or not contexts[whole[-1]].startswith(contexts[row]):
+            whole.append(row)
+        part_of[row] = len(whole) - 1
+    return whole, part_of
 
 
 class LanguageModelPolicy(ActorCriticPolicy):
@@ -120,8 +145,6 @@ class LanguageModelPolicy(ActorCriticPolicy):
         optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        if use_sde:
-            raise ValueError("use_sde: expected False, as tokens are discrete")
         self._folder = model
         self.language_model = LanguageModel.from_pretrained(model or sandbox.POLICY)
         check_spaces(observation_space, action_space, self.language_model)

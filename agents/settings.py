@@ -67,7 +67,7 @@ class TrainingConfig(Settings):
     """Gradients are scaled down to this global norm; the norm before that is logged. None: never."""
     micro_batch_tokens: int | None = None
     """Most padded tokens that go through a model at once: memory and speed only, results differ by rounding. None:
-    1,024 on a CPU, 16,384 on a GPU. Halved before the first step if that does not fit into memory: `memory_probe`."""
+    1,024 on a CPU, 16,384 on a GPU. Halved before the first step if that does not fit into memory: see `memory`."""
     gradient_checkpointing: bool = False
     """Keep one tensor a layer of a forward pass and compute the rest again for its gradient: a tenth of the memory for
     a third more arithmetic. The results are the same."""

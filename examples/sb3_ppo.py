@@ -4,8 +4,8 @@
     python examples/sb3_ppo.py
 
 `AlpacaFarm-Token-v0` gives arrays and takes one token a step. `agents.sb3` makes the language model the library's
-policy, with a key/value cache for sampling and a KL penalty to the model it starts from. Before and after, the model
-answers instructions of val; the surrogate's score (trained on) and gold (what was meant) are printed.
+policy, with a KL penalty to the model it starts from. Before and after, the model answers instructions of val; the
+surrogate's score (trained on) and gold (what was meant) are printed.
 """
 
 from dataclasses import dataclass

@@ -73,7 +73,7 @@ def rehearse(job: Job, method: str) -> Rehearsal:
         DataError: The method makes no steps of its own that could stand for all.
         NotEnoughMemoryError: The longest row does not fit.
     """
-    from ...agents.memory_probe import DeviceMemory
+    from ...agents.memory import DeviceMemory
     from ...agents.processes import Processes, default_device
 
     if method not in BATCHES:

@@ -1,6 +1,5 @@
-"""LoRA adapters: what trains, and a merged copy that samples the same as the policy and changes nothing of it."""
+"""LoRA adapters: what trains, and merged ones that sample the same and change nothing."""
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from tiny_worlds import (
 from torch import nn
 
 from alpacafarm_env import agents
+from alpacafarm_env.agents.adapters import adapters_merged
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.quark import QuarkConfig
@@ -38,10 +38,10 @@ KINDS = {
 }
 
 
-def adapted(tokenizer, kind="all_linear", *, dtype=torch.float32, **settings):
+def adapted(tokenizer, kind):
     config = peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **KINDS[kind])
-    model = peft.get_peft_model(build_llama(len(tokenizer)).to(dtype), config)
-    policy = LanguageModel(model, tokenizer, TEMPLATE, max_response_tokens=12, **settings)
+    model = peft.get_peft_model(build_llama(len(tokenizer)), config)
+    policy = LanguageModel(model, tokenizer, TEMPLATE, max_response_tokens=12)
     move(policy, 3)
     return policy
 
@@ -60,52 +60,34 @@ def weights(policy):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_merged_copy_samples_the_same_follows_and_leaves_the_model_alone(kind, tokenizer):
-    plain = adapted(tokenizer, kind)
-    merged = LanguageModel(copy.deepcopy(plain.model), tokenizer, TEMPLATE, max_response_tokens=12, sample_merged=True)
-    lora = []  # passes through adapters
-    for name, module in merged.model.named_modules():
+def test_merged_adapters_sample_the_same_and_leave_the_model_alone(kind, tokenizer):
+    policy = adapted(tokenizer, kind)
+    expected = policy.generate(INSTRUCTIONS, generator=generator())
+    before, passes = weights(policy), []
+    for name, module in policy.model.named_modules():
         if name.endswith(("lora_A.default", "lora_B.default")):
-            module.register_forward_hook(lambda *_, name=name: lora.append(name))
-    before = weights(merged)
-    texts = []
-    for seed in (4, 5, None):
-        for temperature in (0, 1.0):
-            found, expected = (
-                policy.generate(INSTRUCTIONS, generator=generator(), temperature=temperature)
-                for policy in (merged, plain)
-            )
-            assert torch.equal(found.tokens, expected.tokens)
-            torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=0)
-        texts.append(found.texts)
-        after = weights(merged)
-        assert before.keys() == after.keys()
-        assert all(torch.equal(after[name], before[name]) for name in before)
-        if seed is not None:
-            for policy in (merged, plain):
-                move(policy, seed)
-            before = weights(merged)
-    assert len(set(texts)) == 3
-    assert not lora
-    torch.testing.assert_close(merged.logprobs(found).detach(), found.logprobs, atol=1e-5, rtol=0)
-    assert lora or kind == "dora"  # DoRA's layers call no modules
+            module.register_forward_hook(lambda *_, name=name: passes.append(name))
+    with adapters_merged(policy.model):
+        merged = policy.generate(INSTRUCTIONS, generator=generator())
+    assert not passes
+    assert torch.equal(merged.tokens, expected.tokens)
+    torch.testing.assert_close(merged.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+    after = weights(policy)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    torch.testing.assert_close(policy.logprobs(merged).detach(), merged.logprobs, atol=1e-5, rtol=0)
+    assert passes or kind == "dora"  # DoRA's layers call no modules
 
 
-def test_a_copy_of_low_precision_does_not_drift(tokenizer):
-    policy = adapted(tokenizer, dtype=torch.bfloat16, sample_merged=True)
-    expected = policy.generate(INSTRUCTIONS, generator=generator()).logprobs
-    for seed in (4, 5, 3):  # and back to where they were
-        move(policy, seed)
-        found = policy.generate(INSTRUCTIONS, generator=generator()).logprobs
-    assert torch.equal(found, expected)
-    assert {parameter.dtype for parameter in policy._merged.follow().parameters()} == {torch.bfloat16}
-
-
-def test_a_copy_is_made_where_it_is_asked_for_alone(tokenizer, llama):
-    assert adapted(tokenizer).samples_exactly  # by default on a GPU alone
-    assert not adapted(tokenizer, sample_merged=True).samples_exactly
-    with pytest.raises(ValueError, match="sample_merged"):
-        LanguageModel(llama.model, tokenizer, TEMPLATE, sample_merged=True).generate(["Hi"], generator=generator())
+def test_merging_spares_the_table_that_a_layer_is_tied_to(tokenizer):
+    model = build_llama(len(tokenizer), tie_word_embeddings=True)
+    config = peft.LoraConfig(r=4, target_modules=["lm_head"], task_type="CAUSAL_LM", init_lora_weights=False)
+    with pytest.warns(UserWarning, match="tie"):
+        policy = LanguageModel(peft.get_peft_model(model, config), tokenizer, TEMPLATE, max_response_tokens=12)
+    expected = policy.generate(INSTRUCTIONS, generator=generator())
+    with adapters_merged(policy.model):
+        assert torch.equal(policy.generate(INSTRUCTIONS, generator=generator()).tokens, expected.tokens)
+    assert model.lm_head.base_layer.weight is model.get_input_embeddings().weight
 
 
 PREFERENCES = TinyDataset().preferences()

@@ -1,8 +1,6 @@
 """Memory: what keeps a step within it, and micro-batches that fit, by passes that never take more than is there."""
 
 import copy
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -37,8 +35,15 @@ from alpacafarm_env.agents import (
     memory,
 )
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.memory import checkpointed_layers, gradient_checkpointing, kv_bytes_a_token, rows_that_fit
-from alpacafarm_env.agents.memory_probe import USABLE, DeviceMemory, Probe
+from alpacafarm_env.agents.memory import (
+    USABLE,
+    DeviceMemory,
+    Probe,
+    checkpointed_layers,
+    gradient_checkpointing,
+    kv_bytes_a_token,
+    rows_that_fit,
+)
 from alpacafarm_env.errors import NotEnoughMemoryError
 
 BUILT_IN_MEMORY = pytest.mark.filterwarnings("ignore:Could not find a config file in  -:UserWarning")
@@ -235,12 +240,6 @@ def probe(machine, sizes, *, worst=float):
     )
 
 
-@pytest.fixture(autouse=True)
-def _no_pages_of_their_own(monkeypatch):
-    """What holds for the rest of a process is not for one that runs other tests."""
-    monkeypatch.setattr("alpacafarm_env.agents.memory_probe.map_large_tensors", lambda: False)
-
-
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_micro_batches_are_halved_until_they_fit(on_gpu):
     sizes = [8, *[40] * 31]
@@ -332,23 +331,6 @@ def test_a_container_s_limit_counts_and_what_it_has_cached_is_free(tmp_path, mon
     assert DeviceMemory(torch.device("cpu")).free() == 10_000_000
     (tmp_path / "memory.max").write_text("max")
     assert DeviceMemory(torch.device("cpu")).free() > 10_000_000
-
-
-GAPS = """
-import psutil, torch
-from alpacafarm_env.agents.memory_probe import map_large_tensors
-assert map_large_tensors()
-before = psutil.Process().memory_info().rss
-tensors = [torch.ones(500_000) for _ in range(200)]  # of 2 MB
-del tensors[::2]
-print((psutil.Process().memory_info().rss - before) / 2e6)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
-def test_a_large_tensor_s_pages_go_back_with_it():
-    done = subprocess.run([sys.executable, "-c", GAPS], capture_output=True, text=True, check=True)
-    assert float(done.stdout) == pytest.approx(100, abs=10)
 
 
 def test_a_reward_model_keeps_no_mask_for_its_backward_pass(policy_folder):

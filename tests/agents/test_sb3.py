@@ -18,7 +18,6 @@ from tiny_worlds import BUILDERS, INSTRUCTIONS, LORA, build_tokenizer
 from alpacafarm_env import wrappers
 from alpacafarm_env.agents import sb3
 from alpacafarm_env.agents.adapters import turn_off_dropout
-from alpacafarm_env.agents.contexts import GrowingContexts, last_states
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.envs.token import TokenEnv
 from alpacafarm_env.envs.token_vector import TokenVectorEnv
@@ -197,16 +196,6 @@ def test_minibatches_are_whole_slots_each_once(make, settings):
         next(buffer.get(15))
 
 
-def test_rollouts_read_a_token_once(make, settings):
-    agent, counts = PPO(env=make(16), **settings), []
-    agent.policy.features_extractor.trunk.register_forward_pre_hook(
-        lambda _, args, named: counts.append(named["input_ids"].numel()), with_kwargs=True
-    )
-    collect(agent)
-    whole = agent.rollout_buffer.observations["attention_mask"].sum()
-    assert sum(counts) < whole / 3  # six tokens a response: its prompt is read once in six steps
-
-
 def test_environments_equal_those_of_stable_baselines3(policy_folder, tiny_dataset):
     settings = {"dataset": tiny_dataset, "oracle": Letters(), "tokenizer": str(policy_folder), **LIMITS}
     ours = sb3.TokenVecEnv(TokenVectorEnv(3, **settings, render_mode="rgb_array"))
@@ -276,72 +265,16 @@ def one_by_one(trunk, contexts):
     return torch.cat([trunk(input_ids=torch.tensor([context])).last_hidden_state[:, -1] for context in contexts])
 
 
-def count_tokens(trunk):
-    """What each call of the trunk has read."""
-    counts = []
-    trunk.register_forward_pre_hook(lambda _, args, named: counts.append(named["input_ids"].numel()), with_kwargs=True)
-    return counts
-
-
 def test_states_and_gradients_are_those_of_one_pass_each(trunk):
     a, b = [5, 6, 7, 8, 9, 10, 2, 2], [5, 6, 7, 3]
     contexts = [a[:3], b, a, a[:6], a[:7], a[:1], [9], a]
     expected = one_by_one(trunk, contexts)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
     gradients = torch.autograd.grad((expected * weights).sum(), trunk.parameters())
-    counts = count_tokens(trunk)
-    found = last_states(trunk, *table(contexts))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    counts = []
+    trunk.register_forward_pre_hook(lambda _, args, named: counts.append(named["input_ids"].numel()), with_kwargs=True)
+    states = sb3.last_states(trunk, *table(contexts))
+    torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
     assert counts == [3 * len(a)]  # a, b and [9], padded to the longest
-    for mine, theirs in zip(torch.autograd.grad((found * weights).sum(), trunk.parameters()), gradients, strict=True):
+    for mine, theirs in zip(torch.autograd.grad((states * weights).sum(), trunk.parameters()), gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
-
-
-def test_contexts_may_grow_end_shrink_and_change(trunk):
-    rng = torch.Generator().manual_seed(0)
-
-    def draw(size):
-        return torch.randint(VOCABULARY, (size,), generator=rng).tolist()
-
-    cache, contexts = GrowingContexts(trunk), [draw(3), draw(9), draw(1), draw(LENGTH)]
-    for step in range(30):
-        states = cache.last_states(*table(contexts))
-        torch.testing.assert_close(states, one_by_one(trunk, contexts).detach(), rtol=1e-4, atol=1e-5)
-        assert not states.requires_grad
-        for row, context in enumerate(contexts):
-            kind = (step * 7 + row * 3) % 11
-            if len(context) == LENGTH or kind == 0:
-                contexts[row] = draw(1 + kind)  # another episode
-            elif kind == 1:
-                contexts[row] = context[: max(1, len(context) // 2)]
-            elif kind == 2:
-                contexts[row] = [*context[:-1], *draw(2)]
-            elif kind > 3:
-                contexts[row] = context + draw(1)
-        if step == 20:
-            contexts = contexts[:2]
-
-
-def test_a_token_is_read_once(trunk):
-    counts, cache = count_tokens(trunk), GrowingContexts(trunk)
-    prompts = [list(range(5, 15)), list(range(20, 26))]
-    for length in range(5):
-        cache.last_states(*table([[*prompt, *[7] * length] for prompt in prompts]))
-    assert counts == [2 * 9, 2, 2, 2, 2, 2]  # all but the last tokens of the prompts, padded; then one a row
-
-
-def test_other_weights_are_noticed(trunk):
-    cache, contexts = GrowingContexts(trunk), [[5, 6, 7], [8, 9]]
-    before = cache.last_states(*table(contexts))
-    optimizer = torch.optim.Adam(trunk.parameters(), lr=0.1)
-    last_states(trunk, *table(contexts)).sum().backward()
-    optimizer.step()
-    after = cache.last_states(*table(contexts))
-    torch.testing.assert_close(after, one_by_one(trunk, contexts).detach(), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(before, after)
-    with torch.no_grad():
-        state = {name: value.clone() for name, value in trunk.state_dict().items()}
-        trunk.load_state_dict({name: value * 1.5 for name, value in state.items()})
-    torch.testing.assert_close(
-        cache.last_states(*table(contexts)), one_by_one(trunk, contexts).detach(), rtol=1e-4, atol=1e-5
-    )

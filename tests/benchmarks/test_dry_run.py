@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaConfig
 
 from alpacafarm_env import agents, sandbox
-from alpacafarm_env.agents.memory_probe import DeviceMemory
+from alpacafarm_env.agents.memory import DeviceMemory
 from alpacafarm_env.benchmarks import train
 from alpacafarm_env.benchmarks.experiment.dry_run import BATCHES, count, rehearse
 from alpacafarm_env.benchmarks.methods.job import ONE_BATCH, Job
