@@ -25,7 +25,6 @@ from ..errors import APIError, PolicyError, did_you_mean
 from ..instructions import system_front
 from ..llm.client import Client, ClientConfig, run
 from ..llm.endpoint import Endpoint
-from ..llm.replies import Reply
 from ..llm.requests import Request
 from ..oracles.base import check_batch, shorten
 from ..seeding import keyed_rng
@@ -82,28 +81,6 @@ class APIPolicyConfig(Settings):
         return cls(max_tokens=64, length_limit_chars=200)
 
 
-@dataclass
-class TokenUsage:
-    """The tokens that a policy's answers have cost so far, as the server counts it."""
-
-    replies: int = 0
-    """Answers; not failed attempts, nor requests dropped because another one failed."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    uncounted: int = 0
-    """Answers without a believable count (missing, negative, not an integer); their tokens are in neither sum."""
-
-    def add(self, reply: Reply) -> None:
-        """Count one answer."""
-        prompt, completion = reply.prompt_tokens, reply.completion_tokens
-        self.replies += 1
-        if prompt is None or completion is None:
-            self.uncounted += 1
-        else:
-            self.prompt_tokens += prompt
-            self.completion_tokens += completion
-
-
 class APIPolicy:
     """A served language model that answers instructions. It does not learn, so it has `act` alone.
 
@@ -117,7 +94,8 @@ class APIPolicy:
         allow_insecure: Take http:// to another machine too. Anybody on the way can then read the key and the texts.
 
     Attributes:
-        usage: The `TokenUsage` of all calls so far.
+        usage: What all calls so far have cost, as the server counts it: replies, prompt_tokens and completion_tokens;
+            "uncounted" are replies without a believable count, whose tokens are in neither sum.
 
     Raises:
         PolicyError: There is no key.
@@ -141,7 +119,7 @@ class APIPolicy:
         self.model, self.base_url, self.kind = model, self.endpoint.base_url, kind
         self.config = config or APIPolicyConfig()
         self.template = template or (ALPACA if kind == "completion" else None)
-        self.usage = TokenUsage()
+        self.usage = Counter[str]()
         problem = ""
         try:
             self.endpoint.key()
@@ -189,9 +167,9 @@ class APIPolicy:
 
         async def work() -> None:
             for row in rows:  # shared by all workers
-                occurrence, instruction = seen[instructions[row]], instructions[row]
+                instruction = instructions[row]
                 seen[instruction] += 1
-                answers[row] = await self._answer(client, instruction, self.request(instruction, occurrence))
+                answers[row] = await self._answer(client, instruction, self.request(instruction, seen[instruction] - 1))
 
         settings = ClientConfig(
             max_concurrency=config.max_concurrency,
@@ -202,7 +180,7 @@ class APIPolicy:
         async with Client(self.endpoint, config=settings) as client:
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(min(config.max_concurrency, len(instructions))):
+                    for _ in range(config.max_concurrency):
                         group.create_task(work())
             except ExceptionGroup as errors:
                 failure = errors.exceptions[0]
@@ -220,7 +198,8 @@ class APIPolicy:
             problem = str(error)
         if problem:
             raise PolicyError(f"{self!r}: {problem[:700]}. Instruction: {shorten(instruction)}")
-        self.usage.add(reply)
+        counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+        self.usage.update({"uncounted": 1} if None in counts.values() else counts, replies=1)
         return reply.text
 
 

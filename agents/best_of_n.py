@@ -15,27 +15,23 @@ How far it moves a policy (`best_of_n_kl`): Beirami et al. 2024 (arXiv:2401.0187
 (`best_of_k`): Nakano et al. 2021 (arXiv:2112.09332, appendix I), Gao, Schulman and Hilton 2022 (arXiv:2210.10760).
 """
 
-import json
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import CheckpointError, UnscoredError
+from ..errors import UnscoredError
 from ..instructions import Instruction
 from ..oracles.base import RewardOracle, judge, shorten
-from . import checkpoints
 from .language_model import LanguageModel
 from .loop import keyed_generator
 from .policy_agent import PolicyActor
 from .processes import Processes, judge_together
 from .settings import Settings
-from .tracking import without_nan
 
 BATCHES_A_CHUNK = 4
 """Rows are sorted by length within a chunk and scored in one call: several batches make both worthwhile."""
@@ -211,31 +207,11 @@ class BestOfN(PolicyActor):
         return replace(samples, rewards=verdicts.scores[where.reshape(samples.rewards.shape)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class BestResponse:
-    """The best of n responses to one instruction: a line of best.jsonl."""
+def best_responses(rows: Sequence[int], samples: BestOfNSamples) -> list[dict[str, Any]]:
+    """The best of each `Instruction`'s samples, the first of equals, JSON-able; `rows` are the instructions' numbers.
 
-    row: int
-    """The instruction's number among those used."""
-    id: int
-    """The instruction's id in its split."""
-    instruction: str
-    """Without the input."""
-    input: str
-    """"" for none."""
-    response: str | None
-    """None if none has a reward."""
-    reward: float | None
-    mean_reward: float | None
-    """Mean over all responses that have one."""
-    num_scored: int
-    """How many have a reward."""
-    finished: bool
-    """Whether the best response ended by itself."""
-
-
-def best_responses(rows: Sequence[int], samples: BestOfNSamples) -> list[BestResponse]:
-    """The best of each `Instruction`'s samples, the first of equals; `rows` are the instructions' numbers."""
+    Response, reward and mean_reward (over all samples that have one, `num_scored`) are None if no sample has a reward.
+    """
     lines = []
     scored = ~np.isnan(samples.rewards)
     best = np.where(scored, samples.rewards, -np.inf).argmax(axis=1).tolist()
@@ -243,57 +219,33 @@ def best_responses(rows: Sequence[int], samples: BestOfNSamples) -> list[BestRes
         assert isinstance(instruction, Instruction)
         rewards = samples.rewards[i, scored[i]].tolist()
         lines.append(
-            BestResponse(
-                row=row,
-                id=instruction.id,
-                instruction=instruction.instruction,
-                input=instruction.input,
-                response=samples.responses[i][best[i]] if rewards else None,
-                reward=max(rewards, default=None),
-                mean_reward=math.fsum(rewards) / len(rewards) if rewards else None,
-                num_scored=len(rewards),
-                finished=bool(rewards and samples.finished[i, best[i]]),
-            )
+            {
+                "row": row,
+                "id": instruction.id,
+                "instruction": instruction.instruction,
+                "input": instruction.input,
+                "response": samples.responses[i][best[i]] if rewards else None,
+                "reward": max(rewards, default=None),
+                "mean_reward": math.fsum(rewards) / len(rewards) if rewards else None,
+                "num_scored": len(rewards),
+                "finished": bool(rewards and samples.finished[i, best[i]]),
+            }
         )
     return lines
 
 
-def reward_metrics(rows: Sequence[BestResponse]) -> dict[str, float]:
+def reward_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """reward/best, reward/mean (over all samples), reward/unscored (share of rows) and finished; NaN of nothing."""
-    best = [row for row in rows if row.reward is not None]
-    num_scored = sum(row.num_scored for row in best)
-    total = math.fsum((row.mean_reward or 0.0) * row.num_scored for row in best)
+    best = [row for row in rows if row["num_scored"]]
+    if not best:
+        return {"reward/best": math.nan, "reward/mean": math.nan, "reward/unscored": 1.0, "finished": math.nan}
+    num_scored = sum(row["num_scored"] for row in best)
     return {
-        "reward/best": math.fsum(row.reward or 0.0 for row in best) / len(best) if best else math.nan,
-        "reward/mean": total / num_scored if best else math.nan,
+        "reward/best": math.fsum(row["reward"] for row in best) / len(best),
+        "reward/mean": math.fsum(row["mean_reward"] * row["num_scored"] for row in best) / num_scored,
         "reward/unscored": 1 - len(best) / len(rows),
-        "finished": sum(row.finished for row in best) / len(best) if best else math.nan,
+        "finished": sum(row["finished"] for row in best) / len(best),
     }
-
-
-def write_chunk(folder: Path, rows: Sequence[BestResponse], metrics: Mapping[str, float]) -> None:
-    """Write best.jsonl and metrics.json, in one rename."""
-
-    def fill(draft: Path) -> None:
-        lines = [json.dumps(asdict(row), allow_nan=False) + "\n" for row in rows]
-        (draft / "best.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")
-        checkpoints.write_json(draft / "metrics.json", without_nan(metrics))
-
-    checkpoints.publish(folder, fill)
-
-
-def read_chunk(folder: Path) -> tuple[list[BestResponse], dict[str, Any]] | None:
-    """Rows and metrics of a stored chunk; None if there is none, or, with a warning, if it is damaged."""
-    if not folder.exists():
-        return None
-    try:
-        checkpoints.check(folder)
-    except CheckpointError as error:
-        warnings.warn(f"Sampling a chunk again: {error}", stacklevel=2)
-        return None
-    # Not splitlines: a response may hold characters that count as ends of lines there.
-    lines = (folder / "best.jsonl").read_text(encoding="utf-8").split("\n")
-    return [BestResponse(**json.loads(line)) for line in lines if line], checkpoints.read_json(folder / "metrics.json")
 
 
 def best_of_n_kl(n: int) -> float:

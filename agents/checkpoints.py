@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -89,45 +88,40 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
 def publish(folder: Path, write: Callable[[Path], None], processes: Processes | None = None) -> None:
     """Let `write` fill a draft folder, seal it and move it to `folder` in one rename; no draft is left of a failure.
 
-    With `processes` all call it: each writes and checks files of its own, and the main one seals them together.
+    With `processes` all call it: each writes files of its own into one draft, which the main one seals.
     """
-    own = "" if processes is None else f"{processes.rank}-"
-    draft = folder.with_name(f".{folder.name}.{own}{os.getpid()}.tmp")
-    try:
-        if processes is None:
-            _seal({draft: _fill(draft, folder, write)}, folder)
-            return
-        drafts = dict(processes.gather((draft, processes.together(lambda: _fill(draft, folder, write)))))
-        processes.together(lambda: _seal(drafts, folder) if processes.is_main else None)
-    finally:
+    draft, is_main = folder.with_name(f".{folder.name}.tmp"), processes is None or processes.is_main
+
+    def begin() -> None:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _fill(draft: Path, folder: Path, write: Callable[[Path], None]) -> dict[str, dict[str, Any]]:
-    """Writes a draft of `folder`, flushed to disk; its files' fingerprints."""
-    shutil.rmtree(draft, ignore_errors=True)
-    with writing(folder):
         draft.mkdir(parents=True)
-        write(draft)
-        for path in sorted(draft.rglob("*")):
-            flush(path)
-        return _fingerprints(draft)
 
-
-def _seal(drafts: Mapping[Path, Mapping[str, Any]], folder: Path) -> None:
-    """Joins drafts, given with their fingerprints, in the first and renames it to `folder`."""
-    draft = next(iter(drafts))
-    with writing(folder):
-        for other in drafts:
-            for name in drafts[other]:
-                (other / name).rename(draft / name)
-        write_json(draft / MANIFEST, {"files": dict(sorted(chain.from_iterable(x.items() for x in drafts.values())))})
-        for path in (draft / MANIFEST, draft):
+    def seal() -> None:
+        write_json(draft / MANIFEST, {"files": dict(sorted(_fingerprints(draft).items()))})
+        for path in (*draft.rglob("*"), draft):
             flush(path)
         if folder.exists():  # only ever one that was found damaged
             shutil.rmtree(folder)
         draft.rename(folder)
         flush(folder.parent)
+
+    try:
+        for work in (begin if is_main else None, partial(write, draft), seal if is_main else None):
+            _publish_part(work, folder, processes)
+    finally:
+        if is_main:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _publish_part(work: Callable[[], None] | None, folder: Path, processes: Processes | None) -> None:
+    """One part of `publish`, which all processes end before another begins."""
+
+    def guarded() -> None:
+        with writing(folder):
+            if work is not None:
+                work()
+
+    guarded() if processes is None else processes.together(guarded)
 
 
 def check(folder: Path) -> None:

@@ -25,21 +25,23 @@ Deviations from AlpacaFarm's released code, besides those of `best_of_n` and `sf
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ..bases import read_json
+from ..data.files import write_atomic
 from ..errors import CheckpointError, UnscoredError
 from ..folders import claim
 from ..instructions import Demonstration, Instruction
 from ..oracles.base import RewardOracle
 from ..seeding import keyed_rng
 from . import checkpoints
-from .best_of_n import BestOfN, BestOfNConfig, BestResponse, best_responses, read_chunk, reward_metrics, write_chunk
+from .best_of_n import BestOfN, BestOfNConfig, best_responses, reward_metrics
 from .language_model import LanguageModel
 from .loop import Resume
 from .policy_agent import PolicyAgent, PolicyConfig, fitting
@@ -102,9 +104,10 @@ FREE = frozenset({"sample_batch_size", "act_temperature", "num_processes"})
 class ExpertIteration(PolicyAgent):
     """Trains a policy on its own best responses; a step is one chunk of sampling or one update of fine-tuning.
 
-    For round r from 1, a run's folder holds `round-r/chunk-<k>/best.jsonl`, a `BestResponse` a line for each
-    `instructions_per_step` instructions, and `round-r/sft/`, metrics and checkpoints of the fine-tuning, whose last one
-    is the round's policy; next to them config.json and metrics.jsonl, the metrics of all steps.
+    For round r from 1, a run's folder holds `round-r/chunk-<k>.json`, the `best_responses` to each
+    `instructions_per_step` instructions and their metrics, and `round-r/sft/`, metrics and checkpoints of the
+    fine-tuning, whose last one is the round's policy; next to them config.json and metrics.jsonl, the metrics of all
+    steps.
 
     Args:
         instructions: What to respond to. Equal texts get equal responses.
@@ -137,7 +140,7 @@ class ExpertIteration(PolicyAgent):
         self.instructions = self._chosen(instructions)
         self._num_done = 0
         self._round = 1
-        self._best: list[BestResponse] = []
+        self._best: list[dict[str, Any]] = []
         self._sft: SFT | None = None
         self._length = 0  # of metrics.jsonl as this run has left it
         self._processes = Processes(self.policy.device, mixed_precision=self.config.sft.mixed_precision)
@@ -209,7 +212,7 @@ class ExpertIteration(PolicyAgent):
         best_of_n = BestOfN(self.policy, self.oracle, config=sampling, seed=seed)
         samples = best_of_n.sample([self.instructions[row] for row in mine], processes=processes)
         own = best_responses(mine, samples)
-        rows = sorted(chain.from_iterable(processes.gather(own)), key=lambda best: best.row)
+        rows = sorted(chain.from_iterable(processes.gather(own)), key=itemgetter("row"))
         metrics = {
             **reward_metrics(rows),
             "tokens": processes.add_up({"tokens": samples.num_tokens})["tokens"],
@@ -217,24 +220,27 @@ class ExpertIteration(PolicyAgent):
         }
         if self.out is not None:
             if processes.is_main:
-                write_chunk(self._chunk_folder(first), rows, metrics)
+                chunk_file = self._chunk_file(first)
+                with checkpoints.writing(chunk_file):
+                    chunk_file.parent.mkdir(exist_ok=True)
+                    write_atomic(chunk_file, json.dumps({"metrics": without_nan(metrics), "best": rows}))
             processes.wait()
         self._best += rows
         return metrics
 
     def _begin_sft(self) -> SFT:
         """The round's SFT on its best responses, as far as its folder has come; the steps it has made count as done."""
-        if all(best.response is None for best in self._best):
+        if all(best["response"] is None for best in self._best):
             raise UnscoredError(
                 f"Round {self._round}: the oracle {self.oracle.name!r} scored no response to any of "
                 f"{len(self._best)} instructions, so there is nothing to learn from."
             )
         folder = None if self.out is None else self._round_folder() / "sft"
-        answered = [row for row in self._best if row.response is not None]
+        answered = [best for best in self._best if best["response"] is not None]
         sft = Imitation(
             self.policy,
-            [Demonstration(self.instructions[row.row], row.response or "") for row in answered],
-            [row.finished for row in answered],
+            [Demonstration(self.instructions[best["row"]], best["response"]) for best in answered],
+            [best["finished"] for best in answered],
             longest=self._longest,
             config=self.config.sft,
             seed=round_seed(self.seed, self._round, "sft"),
@@ -275,15 +281,13 @@ class ExpertIteration(PolicyAgent):
         return stored
 
     def _begin(self, out: Path, identity: Mapping[str, Any] | None) -> AbstractContextManager[object]:
-        """Claim the folder, note what decides the run if it is new, and remove what a killed one left half-written."""
+        """Claim the folder, note what decides the run if it is new, and begin metrics.jsonl anew."""
         if not self._processes.is_main:
             return nullcontext()
         held = claim(out, "a training run")
         if identity is not None:
             checkpoints.write_json(out / "config.json", identity)
             checkpoints.flush(out / "config.json")  # on disk before the first chunk is
-        for draft in out.glob("round-*/.chunk-*.tmp"):
-            shutil.rmtree(draft, ignore_errors=True)
         (out / "metrics.jsonl").write_bytes(b"")
         return held
 
@@ -291,11 +295,12 @@ class ExpertIteration(PolicyAgent):
         """Take up what the folder holds, up to the last complete step, and write metrics.jsonl anew from it."""
         while self._round <= self.config.num_rounds:
             while len(self._best) < len(self.instructions):
-                chunk = read_chunk(self._chunk_folder(len(self._best)))
-                if chunk is None:
+                chunk_file = self._chunk_file(len(self._best))
+                if not chunk_file.exists():
                     return
-                self._best += chunk[0]
-                self._done(chunk[1])
+                chunk = read_json(chunk_file)
+                self._best += chunk["best"]
+                self._done(chunk["metrics"])
             if not checkpoints.steps(self._round_folder() / "sft"):
                 return
             self._sft = self._begin_sft()
@@ -316,8 +321,8 @@ class ExpertIteration(PolicyAgent):
         assert self.out is not None
         return self.out / f"round-{self._round}"
 
-    def _chunk_folder(self, first: int) -> Path:
-        return self._round_folder() / f"chunk-{first // self.config.instructions_per_step:05d}"
+    def _chunk_file(self, first: int) -> Path:
+        return self._round_folder() / f"chunk-{first // self.config.instructions_per_step:05d}.json"
 
     def _chosen(self, instructions: Sequence[str]) -> tuple[Instruction, ...]:
         count = self.config.num_instructions

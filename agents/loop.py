@@ -10,9 +10,9 @@ Three laws make a run a function of its config and seed:
 - **No clocks in metrics.jsonl.** Times go to timing.jsonl. A resumed run cuts metrics.jsonl back to its checkpoint, and
   rewrites the bytes that an uninterrupted run would have written.
 
-Gradients are added up in a few buckets after the last micro-batch, without DistributedDataParallel: the modules stay
-bare, so generation, exchanged adapters and parameters unused in a step need no special care. What is too large for each
-process to have is sharded: see `sharding`.
+Gradients are added up after the last micro-batch, without DistributedDataParallel: the modules stay bare, so
+generation, exchanged adapters and parameters unused in a step need no special care. What is too large for each process
+to have is sharded: see `sharding`.
 """
 
 import json
@@ -20,7 +20,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
@@ -313,21 +312,17 @@ class Loop:
         if self.out is not None:
             folder = self.out / f"checkpoint-{self.step}"
             with self.whole():
-                if self._shards is None:
-                    self._on_main(lambda: checkpoints.publish(folder, self._fill))
-                else:
-                    checkpoints.publish(folder, self._fill, self.processes)
-            self._on_main(partial(checkpoints.prune, self.out, keep=self.config.keep_checkpoints))
+                checkpoints.publish(folder, self._fill, self.processes)
+            if self.processes.is_main:
+                checkpoints.prune(self.out, keep=self.config.keep_checkpoints)
         self._kept = self.step
-
-    def _on_main(self, work: Callable[[], None]) -> None:
-        self.processes.together(lambda: work() if self.processes.is_main else None)
 
     def _fill(self, folder: Path) -> None:
         """Write a checkpoint; of sharded tensors, a file by each process."""
         if self.processes.is_main:
             self._write(folder)
-        self._optimizer.save(folder, is_main=self.processes.is_main)
+        if self.processes.is_main or self._shards is not None:
+            self._optimizer.save(folder, is_main=self.processes.is_main)
         if not self.processes.is_main:
             return
         checkpoints.write_json(folder / "config.json", self._identity)

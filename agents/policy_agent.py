@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, TypeVar
@@ -17,6 +17,7 @@ from ..instructions import Demonstration, Preference
 from ..oracles.base import NoCopy
 from ..oracles.reward_model import check_folder, load_scorer, num_positions
 from ..pretrained import load_config, load_tokenizer
+from ..progress import make_bar
 from . import tracking
 from .adapters import merge
 from .checkpoints import load_weights, starting_point
@@ -84,9 +85,23 @@ class Trainer:
             TrackerError: A tracker's package is not installed, or it needs an `out`; nothing has been trained then.
             UnknownNameError: There is no such tracker.
         """
-        return tracking.learn(
-            self.updates(), callback, trackers, label=self.label, done=self.step, total=self.num_steps, **self._run()
-        )
+        run, metrics = self._run(), dict[str, float]()
+        settings = {**tracking.flat(asdict(run["config"])), "seed": run["seed"]}
+        trackers = trackers if self.step < self.num_steps else ()
+        updates: Any = self.updates()
+        with (
+            tracking.reporting(callback, trackers, settings, run["out"], run["processes"]) as report,
+            # Closed where it is interrupted too: a traceback that a notebook keeps would hold the run's folder.
+            closing(updates),
+            make_bar(self.num_steps, self.label, show=run["processes"].is_main, initial=self.step, unit="step") as bar,
+        ):
+            for metrics in updates:
+                bar.set_postfix({name: metrics[name] for name in tracking.SHOWN if name in metrics}, refresh=False)
+                bar.update()
+                if not report(metrics):
+                    run["stop"]()
+                    break
+        return metrics
 
     @property
     def step(self) -> int:
@@ -114,7 +129,7 @@ class Trainer:
         return {"method": type(self).__name__, "steps": steps, "seed": run["seed"], "settings": settings}
 
     def _run(self) -> dict[str, Any]:
-        """The run as `tracking.learn` needs to know it; `stop` saves it as it is."""
+        """The run as `learn` needs to know it; `stop` saves it as it is."""
         loop = self._loop
         run = {"config": loop.config, "seed": loop.seed, "out": loop.out, "processes": loop.processes}
         return {**run, "stop": loop.keep}

@@ -25,8 +25,6 @@ from ..oracles.base import RewardOracle, Verdicts, is_paid, judge
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-BUCKET = 2**24
-"""Numbers after which a bucket of gradients is full: 64 MB in float32, enough to be limited by the bandwidth alone."""
 PATIENCE = timedelta(days=1)
 """How long processes wait for each other: one may be asking judges. One that dies ends the others at once where a
 launcher has started them, and on CPUs; on GPUs without a launcher they wait for it.
@@ -151,28 +149,15 @@ class Processes:
         return torch.stack(parts).cpu()
 
     def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Add gradients up over all processes, in a few buckets; a missing one counts as zeros, so that all take part.
+        """Add gradients up over all processes; a missing one counts as zeros, so that all take part.
 
         Not used by sharded parameters, whose gradients are added up in the backward pass.
         """
-        bucket, size = list[Tensor](), 0
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            if bucket and (size >= BUCKET or bucket[0].dtype != parameter.grad.dtype):
-                self._add_bucket(bucket)
-                bucket, size = [], 0
-            bucket.append(parameter.grad)
-            size += parameter.numel()
-        self._add_bucket(bucket)
-
-    def _add_bucket(self, gradients: Sequence[Tensor]) -> None:
-        if self.count == 1 or not gradients:
-            return
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        torch.distributed.all_reduce(flat)
-        for gradient, total in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
-            gradient.copy_(total.view_as(gradient))
+            if self.count > 1:
+                torch.distributed.all_reduce(parameter.grad)
 
     def copy_from_main(self, parameter: torch.nn.Parameter) -> None:
         """Overwrite a parameter with the main process's."""

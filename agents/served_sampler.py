@@ -17,21 +17,20 @@ What is spoken, and by which versions: `alpacafarm_env.llm.vllm`.
 """
 
 import hashlib
-import json
 import shutil
 import tempfile
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import peft
 import torch
 from torch import Tensor
 
-from ..errors import PolicyError, did_you_mean
+from ..errors import PolicyError
 from ..llm.client import ClientConfig, run
 from ..llm.endpoint import OPENAI_KEY, Endpoint
 from ..llm.vllm import Choice, VLLMServer, body
@@ -75,22 +74,6 @@ class ServedSamplerConfig(Settings):
         self.above_0("timeout_s", "restart_s", "max_mismatch")
 
 
-class Policy(Protocol):
-    """The part of a `LanguageModel` that is needed."""
-
-    model: Any
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-
-    def logprobs(self, rollouts: Rollouts) -> Tensor:
-        """The log-probability of each response token."""
-
-    def save(self, folder: Path) -> None:
-        """Writes its adapter."""
-
-
 class _Served(NamedTuple):
     """A model by its name on the server, and the folder of its adapter, None for a model that is there anyway."""
 
@@ -125,14 +108,10 @@ class ServedSampler:
         """A sampler, or one from settings by name, for this model.
 
         Raises:
-            UnknownNameError: There is no such setting.
+            TypeError: There is no such setting.
             ValueError: Nothing of the model can be loaded into a server, and no served model is named.
         """
         if isinstance(given, Mapping):
-            names = [field.name for field in fields(ServedSamplerConfig)]
-            for name in given:
-                if name not in names:
-                    raise did_you_mean("served sampler's setting", name, names)
             given = cls(ServedSamplerConfig(**given))
         if given.config.model is None and not isinstance(model, peft.PeftModel):
             raise ValueError(
@@ -153,7 +132,7 @@ class ServedSampler:
 
     def sample(
         self,
-        policy: Policy,
+        policy: Any,
         prompts: Sequence[Sequence[int]],
         *,
         uniforms: Tensor | None,
@@ -191,18 +170,16 @@ class ServedSampler:
     def _doubt(self) -> None:
         self._matches = False
 
-    def _current(self, policy: Policy) -> _Served:
+    def _current(self, policy: Any) -> _Served:
         """The served model that is the policy as it is now; a changed adapter is written, and replaces the last one."""
         if self.config.model is not None:
             return _Served(self.config.model)
-        settings = [config.to_dict() for config in policy.model.peft_config.values()]
-        trained = ((n, p) for n, p in policy.model.named_parameters() if p.requires_grad or "lora_" in n)
-        digest = fingerprint(trained) + json.dumps(settings, sort_keys=True, default=_plain)
+        digest = fingerprint((n, p) for n, p in policy.model.named_parameters() if p.requires_grad or "lora_" in n)
         last = self._served
         if last is not None and last.digest == digest:
             return last
         self._version += 1
-        name = f"alpacafarm-{self._version}-{hashlib.sha256(digest.encode()).hexdigest()[:16]}"
+        name = f"alpacafarm-{self._version}-{digest[:16]}"
         folder = (self._folder() if last is None or last.folder is None else last.folder.parent) / name
         policy.save(folder)
         self._served = _Served(name, folder, digest)
@@ -220,7 +197,7 @@ class ServedSampler:
         return folder
 
     def _check_match(
-        self, policy: Policy, served: _Served, prompts: Sequence[Sequence[int]], ends: Sequence[int], max_tokens: int
+        self, policy: Any, served: _Served, prompts: Sequence[Sequence[int]], ends: Sequence[int], max_tokens: int
     ) -> None:
         """Raises PolicyError unless policy and server agree on a few responses, drawn at temperature 1."""
         few = list(dict.fromkeys(map(tuple, prompts)))[:NUM_CHECKED]
@@ -249,7 +226,3 @@ def _seed(uniforms: Tensor) -> int:
 def _as_rollouts(prompts: Sequence[Sequence[int]], choices: Sequence[Choice], device: torch.device) -> Rollouts:
     blank, rows = ("",) * len(choices), [choice.tokens for choice in choices]
     return Rollouts.given(blank, blank, prompts, rows, [True] * len(choices), device)
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, set) else str(value)

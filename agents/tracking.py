@@ -2,22 +2,19 @@
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, TensorBoardTracker, get_available_trackers
 
 from ..arguments import match_name
 from ..errors import TrackerError
-from ..progress import make_bar
 from .checkpoints import writing
 from .processes import Processes
-from .settings import Settings
 
 PROJECT: Final = "alpacafarm-env"
 """The project of runs in a tracker that is named only."""
@@ -71,41 +68,6 @@ def append_line(path: Path, row: Mapping[str, Any]) -> int:
 def without_nan(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics with None for NaN, which JSON does not have."""
     return {name: None if value is None or math.isnan(value) else value for name, value in metrics.items()}
-
-
-def learn(
-    updates: Iterator[dict[str, float]],
-    callback: Callback | None,
-    trackers: Trackers,
-    *,
-    label: str,
-    done: int,
-    total: int,
-    stop: Callable[[], None],
-    config: Settings,
-    seed: int,
-    out: Path | None,
-    processes: Processes,
-) -> dict[str, float]:
-    """Run `updates`, a generator, to the end behind a progress bar with an ETA; returns the last metrics.
-
-    Each step is reported to trackers and callback; where that says so, `stop` is called and the run ends.
-    """
-    metrics: dict[str, float] = {}
-    trackers = trackers if done < total else ()
-    with (
-        reporting(callback, trackers, {**flat(asdict(config)), "seed": seed}, out, processes) as report,
-        # Closed where it is interrupted too: a traceback that a notebook keeps would hold the run's folder.
-        closing(cast(Generator[Any, None, None], updates)),
-        make_bar(total, label, show=processes.is_main, initial=done, unit="step") as bar,
-    ):
-        for metrics in updates:
-            bar.set_postfix({name: metrics[name] for name in SHOWN if name in metrics}, refresh=False)
-            bar.update()
-            if not report(metrics):
-                stop()
-                break
-    return metrics
 
 
 @contextmanager

@@ -90,8 +90,8 @@ def train_expert_iteration(policy_folder: Path, out: Path) -> None:
 
 def read(out: Path, number: int = 1) -> list[dict[str, Any]]:
     """All best responses of a round, in order."""
-    files = sorted((out / f"round-{number}").glob("chunk-*/best.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().split("\n") if line]
+    files = sorted((out / f"round-{number}").glob("chunk-*.json"))
+    return [best for file in files for best in json.loads(file.read_text())["best"]]
 
 
 def files(out: Path) -> dict[str, bytes]:

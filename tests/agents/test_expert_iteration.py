@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from agent_worlds import DEADLINE_S, INSTRUCTIONS, Counting, Silent, files, read, weights
+from agent_worlds import DEADLINE_S, INSTRUCTIONS, Counting, Silent, files, read
 from agent_worlds import make_expert_iteration as make
 from agent_worlds import small_expert as small
 from agent_worlds import train_expert_iteration as train
@@ -95,12 +95,12 @@ def test_the_end_follows_the_sample_whatever_its_text_encodes_to(
     monkeypatch.setattr(policy, "encode_responses", unlike)
     agent = make(policy, config=small(max_response_tokens=width, num_samples=1, num_rounds=1), seed=1)
     rows = tokens_trained_on(agent)
-    plain = encode([best.response or "" for best in agent._best], eos=False)
+    plain = encode([best["response"] for best in agent._best], eos=False)
     expected = []
     for tokens, best in zip(plain, agent._best, strict=True):
         changed = tokens + [extra] * change if change > 0 else tokens[-change:]
-        expected.append([*changed, eos] if best.finished else changed[:width])
-    assert {best.finished for best in agent._best} == {True, False}
+        expected.append([*changed, eos] if best["finished"] else changed[:width])
+    assert {best["finished"] for best in agent._best} == {True, False}
     assert rows == [row for row in expected if row]
     assert max(map(len, rows)) > width or change <= 0
     assert agent._sft is not None
@@ -113,7 +113,7 @@ def test_a_response_cut_off_before_any_text_is_left_out(policy_folder: Path) -> 
     say_more(policy.model, policy.tokenizer.pad_token_id, 6.0)  # which has no text, as often as everything else
     agent = make(policy, config=small(max_response_tokens=1, num_rounds=1, num_samples=1))
     rows = tokens_trained_on(agent)
-    said = [best.response for best in agent._best]
+    said = [best["response"] for best in agent._best]
     assert 0 < said.count("") < len(said)
     assert all(rows)
     assert len(rows) == len(said) - said.count("")
@@ -198,26 +198,12 @@ def test_stored_chunks_are_not_sampled_again(policy_folder: Path, out: Path) -> 
     assert third.asked == []
 
 
-def test_a_damaged_chunk_costs_its_samples_but_not_the_result(
-    policy_folder: Path, out: Path, whole: ExpertIteration
-) -> None:
-    make(policy_folder, out).learn()
-    damaged = out / "round-1" / "chunk-00001" / "best.jsonl"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.warns(UserWarning, match=r"Sampling a chunk again: .*chunk-00001 is damaged: best.jsonl"):
-        resumed = make(policy_folder, out)
-    resumed.learn()
-    assert whole.out is not None
-    assert files(out) == files(whole.out)
-    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
-
-
-def test_what_a_killed_run_leaves_is_removed(policy_folder: Path, out: Path) -> None:
+def test_a_damaged_chunk_is_named(policy_folder: Path, out: Path) -> None:
     next(make(policy_folder, out).updates())
-    draft = out / "round-1" / ".chunk-00001.123.tmp"
-    draft.mkdir()
-    make(policy_folder, out)
-    assert not draft.exists()
+    damaged = out / "round-1" / "chunk-00000.json"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="chunk-00000"):
+        make(policy_folder, out)
 
 
 def test_what_decides_nothing_may_change(policy_folder: Path, out: Path, whole: ExpertIteration) -> None:
@@ -252,6 +238,3 @@ def test_another_run_is_refused_by_what_differs(policy_folder: Path, out: Path) 
     (out / "config.json").unlink()
     with pytest.raises(CheckpointError, match="Cannot read .*config.json"):
         make(policy_folder, out)
-
-
-# Settings -------------------------------------------------------------------------------------------------------------

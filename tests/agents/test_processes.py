@@ -17,7 +17,7 @@ from test_contract import check_same_training
 from tiny_worlds import DEMONSTRATIONS, LORA, assert_near, build_llama, finish, load_policy, start_world
 from world_jobs import VARIANTS, evaluate, newest, train_bfloat16, train_until, train_variants
 
-from alpacafarm_env.agents import checkpoints, tracking
+from alpacafarm_env.agents import checkpoints, policy_agent
 from alpacafarm_env.agents.processes import Processes, float32_matmuls, join
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.agents.sharding import Shards, chunk, local, make_shards
@@ -104,7 +104,7 @@ def test_after_an_interrupt_the_same_agent_learns_on(
     with monkeypatch.context() as patched:
         bar = MagicMock()
         bar.__enter__.return_value.update.side_effect = KeyboardInterrupt
-        patched.setattr(tracking, "make_bar", lambda *_, **__: bar)
+        patched.setattr(policy_agent, "make_bar", lambda *_, **__: bar)
         with pytest.raises(KeyboardInterrupt) as kept:  # as a notebook keeps the last traceback
             agent.learn()
     assert agent.learn()["step"] == 3

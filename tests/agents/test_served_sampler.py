@@ -44,7 +44,6 @@ from alpacafarm_env.errors import (
     OutageError,
     PermanentAPIError,
     PolicyError,
-    UnknownNameError,
 )
 from alpacafarm_env.llm.vllm import body, read_choice
 
@@ -251,7 +250,7 @@ def test_an_adapter_that_the_server_does_not_take_is_an_error(server: VLLM, monk
 def test_settings_that_cannot_work_are_refused(server: VLLM) -> None:
     with pytest.raises(ValueError, match="LoRA"):
         served(server, lora=None)
-    with pytest.raises(UnknownNameError, match="base_url"):
+    with pytest.raises(TypeError, match="base_ulr"):
         served(server, base_ulr=1)
     with pytest.raises(ValueError, match="max_mismatch"):
         served(server, max_mismatch=0.0)
