@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ..instructions import Preference
-from ..progress import make_bar
+from ..terminal import make_bar
 from .language_model import LanguageModel
 from .loop import Resume, Sums, epoch_batch
 from .losses import dpo_loss, implicit_rewards

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import NotEnoughMemoryError
-from ..host_memory import USABLE, free_host_memory
+from ..pretrained import USABLE, free_host_memory
 from .prompts import warn_caller
 from .rollouts import micro_batches
 

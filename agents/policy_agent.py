@@ -17,7 +17,7 @@ from ..instructions import Demonstration, Preference
 from ..oracles.base import NoCopy
 from ..oracles.reward_model import check_folder, load_scorer, num_positions
 from ..pretrained import load_config, load_tokenizer
-from ..progress import make_bar
+from ..terminal import make_bar
 from . import tracking
 from .adapters import merge
 from .checkpoints import load_weights, starting_point

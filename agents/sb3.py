@@ -39,7 +39,7 @@ except ImportError as error:
     raise ImportError("alpacafarm_env.agents.sb3 needs Stable-Baselines3: pip install alpacafarm-env[sb3]") from error
 
 from .. import sandbox
-from ..envs.token_vector import TokenVectorEnv
+from ..envs.token import TokenVectorEnv
 from ..last_layer import last_mlp_at
 from ..oracles.reward_model import num_positions
 from .adapters import trunk_of

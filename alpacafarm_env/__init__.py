@@ -23,8 +23,7 @@ from .spaces import UnicodeText
 if TYPE_CHECKING:
     from .data import Dataset, load_dataset
     from .envs.instruction import InstructionEnv
-    from .envs.token import TokenEnv
-    from .envs.token_vector import TokenVectorEnv
+    from .envs.token import TokenEnv, TokenVectorEnv
     from .envs.vector import InstructionVectorEnv
     from .oracles.base import PreferenceOracle, RewardOracle
     from .oracles.registry import make_judge, make_oracle
@@ -39,7 +38,7 @@ _LAZY = {
     "PreferenceOracle": ".oracles.base",
     "RewardOracle": ".oracles.base",
     "TokenEnv": ".envs.token",
-    "TokenVectorEnv": ".envs.token_vector",
+    "TokenVectorEnv": ".envs.token",
     "load_dataset": ".data",
     "make_judge": ".oracles.registry",
     "make_oracle": ".oracles.registry",

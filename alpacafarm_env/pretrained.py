@@ -10,16 +10,21 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import psutil
+
+from .arguments import environment_number
 from .bases import adapter_base as adapter_base
 from .bases import read_json
 from .errors import AlpacaFarmError, CheckpointError, NotEnoughMemoryError
-from .host_memory import USABLE, free_host_memory
 
 Kind = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
 COMPUTED: Final = ("inv_freq", "attention.bias", "attn.bias", "masked_bias")
 """Tables that some store with the weights and all compute."""
 PICKLED: Final = "Pickled weights are not read: load them with their own library, and save them with save_pretrained."
+USABLE: Final = 0.8
+"""The share of the free memory that we may take: the rest is for what the system and other processes will want."""
+_CGROUP = Path("/sys/fs/cgroup")
 MAX_GROWTH: Final = 1000
 MAX_PROMPT_TOKENS: Final = 192
 MAX_RESPONSE_TOKENS: Final = 300
@@ -143,6 +148,19 @@ def _check_size(path: str | PathLike[str]) -> None:
     if layers * width**2 > 8 * size:
         shape = f"{layers:,} layers of width {width:,} (config.json)"
         raise CheckpointError(f"{path}: expected weights of {shape}, found {size:,} bytes, which cannot hold them.")
+
+
+def free_host_memory() -> int:
+    """Bytes that this process can still take.
+
+    Processes of a launcher share a machine's memory, and a container may have a limit of its own.
+    """
+    free, limit = psutil.virtual_memory().available, _CGROUP / "memory.max"
+    if limit.is_file() and (most := limit.read_text().strip()).isdigit():
+        rows = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = sum(int(size) for name, size in rows if name in ("active_file", "inactive_file"))
+        free = min(free, int(most) - int((_CGROUP / "memory.current").read_text()) + cached)
+    return int(free // environment_number("LOCAL_WORLD_SIZE", 1))
 
 
 def _check_room(path: str | PathLike[str], dtype: Any) -> None:

@@ -28,7 +28,7 @@ from ..data.load import recorded_dataset
 from ..errors import DataError
 from ..statistics import COUNTS, LENGTH_CONTROL, leaderboard_row
 from ..statistics import LEADERBOARD_COLUMNS as COLUMNS
-from ..tables import format_cell
+from ..terminal import format_cell
 from .harness.page import Drawn, Page, publish, read_manifest, read_table
 from .harness.plots import titled
 from .harness.report import Table

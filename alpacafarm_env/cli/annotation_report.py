@@ -24,8 +24,8 @@ from ..llm.ledger import operations as sql
 from ..llm.ledger.store import Ledger
 from ..oracles.base import UNSCORED_REASON, Verdicts, compare
 from ..oracles.judges import NO_VERDICT
-from ..progress import make_bar
 from ..statistics import WinRateSummary, win_rate
+from ..terminal import make_bar
 from .annotation_files import Pairs
 
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} pairs, {elapsed} gone, {remaining} left{postfix}"

@@ -67,7 +67,7 @@ class ShowLedger(Options):
         from ..llm.ledger import operations as sql
         from ..llm.ledger.file import default_path
         from ..llm.ledger.store import Ledger
-        from ..tables import format_table
+        from ..terminal import format_table
 
         path = self.ledger or default_path()
         if not os.path.lexists(path):

@@ -149,7 +149,7 @@ class Evaluate(JudgeOptions):
             AlpacaFarmError: A file, an option or the server; nothing is written then, and answers so far are kept.
         """
         from ..statistics import LEADERBOARD_COLUMNS, LENGTH_CONTROL, leaderboard_row
-        from ..tables import format_table
+        from ..terminal import format_table
         from . import annotation_files as files
 
         data = self.data or (None if self.reference else os.environ.get(DATA_VARIABLE))

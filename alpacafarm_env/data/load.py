@@ -1,4 +1,15 @@
-"""Any dataset by its name: the sandbox, a folder, recorded or not, a file, the hub."""
+"""Any dataset by its name: the sandbox, a folder, recorded or not, a file, the hub; and files of ratings.
+
+A record of such a file is a rated response:
+
+| field | value |
+|---|---|
+| instruction, input, output | as in AlpacaFarm's files; `input` is optional |
+| rating | 1 to 7, 7 the best; null: nobody has rated it |
+| critique | what was said of it, in words; optional |
+
+Further fields, such as `annotator`, are let be.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +18,14 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from ..errors import DataError, UnknownNameError, did_you_mean
-from .dataset import FILE_SPLITS, SPLITS, TRAIN, Dataset, FolderDataset, RowDataset, by_split
+from ..instructions import RATINGS, Critique, Rating
+from .dataset import FILE_SPLITS, SPLITS, TRAIN, Dataset, FolderDataset, RowDataset, by_split, instruction_in
 from .files import read_records, stem_of
 from .recorded import RecordedDataset, is_recorded
+from .schema import INSTRUCTION, TEXT, Field, Row, check_rows, is_text
 
 DATA_VARIABLE = "ALPACAFARM_DATA"
 ALPACA_FARM = "tatsu-lab/alpaca_farm"
@@ -67,7 +81,7 @@ def _hub_records(name: str, revision: str | None) -> dict[str, tuple[str, Sequen
     return by_split(name, [(split, f"{name} ({split})", list(splits[split])) for split in usable])
 
 
-def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool = False) -> Dataset:
+def load_dataset(name: str | os.os.PathLike[str] | Dataset, *, allow_overlap: bool = False) -> Dataset:
     """The dataset of a name: "sandbox", a folder (recorded if it holds judgements), a file, or a hub name "owner/name".
 
     A single file is the split of its name, as in a folder, or else that of its rows: demonstrations are sft, pairs
@@ -121,3 +135,35 @@ def recorded_dataset(name: str | None) -> RecordedDataset:
         wanted = "a folder with recorded judgements (preferences_<judge>)"
         raise DataError(f"{folder}: expected {wanted}, got a dataset of the level {dataset.level!r}.")
     return dataset
+
+
+def _is_rating(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value in RATINGS)
+
+
+RATED: Final = (
+    *INSTRUCTION,
+    Field("output", TEXT, is_text),
+    Field("rating", f"a whole number from {RATINGS[0]} to {RATINGS[-1]}, or null", _is_rating, None),
+    Field("critique", TEXT, is_text, ""),
+)
+
+
+def read_ratings(path: str | os.PathLike[str]) -> list[Rating]:
+    """The ratings of a file, in its order; records without one are passed over.
+
+    Raises:
+        DataError: The file cannot be read, or records are faulty; names them.
+    """
+    rows = [row for row in _rows(path) if row["rating"] is not None]
+    return [Rating(instruction_in(row), row["output"], int(row["rating"])) for row in rows]
+
+
+def read_critiques(path: str | os.PathLike[str]) -> list[Critique]:
+    """The critiques of a file, in its order; records without one are passed over. Errors as of `read_ratings`."""
+    return [Critique(instruction_in(row), row["output"], row["critique"]) for row in _rows(path) if row["critique"]]
+
+
+def _rows(path: str | os.PathLike[str]) -> list[Row]:
+    place = Path(path).expanduser()
+    return check_rows(read_records(place), RATED, str(place))

@@ -11,7 +11,7 @@ _TEXT: Final = {
 }
 _TOKEN: Final = {
     "entry_point": "alpacafarm_env.envs.token:TokenEnv",
-    "vector_entry_point": "alpacafarm_env.envs.token_vector:TokenVectorEnv",
+    "vector_entry_point": "alpacafarm_env.envs.token:TokenVectorEnv",
 }
 
 # Strings keep specs JSON-able and imports cheap. No wrappers, which make_vec refuses; no step limit, as TimeLimit would

@@ -37,7 +37,7 @@ from ..data.schema import Field, check_rows, is_text
 from ..errors import DataError
 from ..oracles.stored import LABEL
 from ..statistics import wilson
-from ..tables import format_table
+from ..terminal import format_table
 from .session import QUALIFIED_FROM, key_agreement
 from .store import Store, Stored
 from .tasks import PAIRS, SINGLES, SKIPPED, Task, agrees, form_of, side

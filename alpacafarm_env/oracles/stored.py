@@ -20,7 +20,7 @@ import numpy as np
 
 from ..data.dataset import merged
 from ..data.files import read_records
-from ..data.ratings import RATED
+from ..data.load import RATED
 from ..data.schema import PREFERENCE, Field, Row, check_rows, is_text
 from ..errors import DataError
 from ..instructions import RATINGS, Critique, Instruction, Rating
@@ -153,7 +153,7 @@ class HumanRatings(DetailedOracle):
     Adds the details `num_labels`, `critique` (theirs, a line each) and `unscored_reason`.
 
     Args:
-        ratings: A file of ratings, see `data.ratings`. It is read when the oracle is first asked.
+        ratings: A file of ratings, see `data.load`. It is read when the oracle is first asked.
     """
 
     def __init__(self, ratings: str | PathLike[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from ... import pretrained
 from ...agents.policy_agent import Trainer
 from ...errors import DataError
-from ...host_memory import USABLE
+from ...pretrained import USABLE
 from ..harness.report import Table, text_table
 from ..methods.job import Job
 from ..methods.methods import REWARD_MODELING, find_method

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 from ...errors import CheckpointError
-from ...progress import make_bar
+from ...terminal import make_bar
 from .cells import Cell as Cell
 from .cells import CellError, Runner, Work, attempt, rows_of
 from .cells import ProgressFn as ProgressFn

@@ -322,7 +322,7 @@ def test_a_cpu_s_memory_is_that_of_the_process():
 
 
 def test_a_container_s_limit_counts_and_what_it_has_cached_is_free(tmp_path, monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.host_memory._CGROUP", tmp_path)
+    monkeypatch.setattr("alpacafarm_env.pretrained._CGROUP", tmp_path)
     files = {"memory.max": "50000000", "memory.current": "40000000", "memory.stat": "anon 1\ninactive_file 30000000\n"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)

@@ -19,8 +19,7 @@ from alpacafarm_env import wrappers
 from alpacafarm_env.agents import sb3
 from alpacafarm_env.agents.adapters import turn_off_dropout
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.envs.token import TokenEnv
-from alpacafarm_env.envs.token_vector import TokenVectorEnv
+from alpacafarm_env.envs.token import TokenEnv, TokenVectorEnv
 
 LIMITS = {"max_prompt_tokens": 80, "max_response_tokens": 6}
 

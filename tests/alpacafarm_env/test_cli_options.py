@@ -18,7 +18,7 @@ from alpacafarm_env.arguments import match_name
 from alpacafarm_env.cli.annotation_report import progress_bar
 from alpacafarm_env.cli.options import Count, Options, Positive, parse
 from alpacafarm_env.errors import AlpacaFarmError, DataError, UnknownNameError, did_you_mean
-from alpacafarm_env.tables import format_cell, format_table
+from alpacafarm_env.terminal import format_cell, format_table
 
 LIMITS = ("max_concurrency", "attempt_timeout_s", "deadline_s", "requests_per_minute")
 ELSEWHERE = "192.0.2.1"

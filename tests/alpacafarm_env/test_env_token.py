@@ -17,8 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env import DataError, InstructionEnv, UnscoredError, sandbox, wrappers
-from alpacafarm_env.envs.token import TokenEnv
-from alpacafarm_env.envs.token_vector import TokenVectorEnv
+from alpacafarm_env.envs.token import TokenEnv, TokenVectorEnv
 
 WORDS = ["<pad>", "</s>", "<unk>", "say", "hello", "goodbye", "twice", "in", "French", ":"]
 EOS, HELLO = WORDS.index("</s>"), WORDS.index("hello")

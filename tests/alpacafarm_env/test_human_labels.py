@@ -14,7 +14,7 @@ from command_files import read, write
 from human_pairs import LONG_AGO, SCRIPT, Page, make_pairs, open_session, run, undo
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.data.ratings import read_critiques, read_ratings
+from alpacafarm_env.data.load import read_critiques, read_ratings
 from alpacafarm_env.errors import DataError, UnknownNameError
 from alpacafarm_env.human.labels import annotators, load_labels, skipped_path, summary, write_labels
 from alpacafarm_env.human.session import MOST_CRITIQUE, Session

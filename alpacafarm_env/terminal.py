@@ -1,6 +1,7 @@
-"""Progress bars on a terminal, in a notebook and in a log file."""
+"""Progress bars, on a terminal, in a notebook and in a log file, and tables of text."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 SECONDS_IN_A_LOG = 15.0
@@ -38,3 +39,21 @@ class _Lines:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+
+def format_cell(value: Any) -> str:
+    """Floats with two decimals."""
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, left: int = 1) -> str:
+    """Aligned text; the first `left` columns are left-aligned."""
+    cells = [list(columns), *([format_cell(row[column]) for column in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    )
