@@ -3,18 +3,15 @@
     python -m alpacafarm_env.benchmarks.build_sandbox [--out DIR] [--install]
 
 Stages: texts (instructions, references), the SFT10k policy, pairs of its samples, and two reward models on those pairs:
-the surrogate (labels of p_sim^ann, 25 % flips) and a clean one (gold's own labels). Interrupted, a second call resumes;
-if the sources, configurations or packages have changed since, it refuses.
+the surrogate (labels of p_sim^ann, 25 % flips) and a clean one (gold's own labels).
 """
 
 import hashlib
 import json
-import multiprocessing
 import shutil
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,17 +20,15 @@ from typing import Any, Final
 import torch
 import tyro
 
-from .. import agents, sandbox
+from .. import sandbox
 from ..agents import SFT, LanguageModel, RewardModelingConfig, SFTConfig
 from ..agents.saving import save_files
 from ..data.files import write_atomic
 from ..errors import AlpacaFarmError
-from ..folders import claim
 from ..sandbox import dataset as texts
 from ..sandbox.tokenizer import build as build_tokenizer
 from ..templates import PromptTemplate
-from .experiment import reward_models
-from .experiment.reward_models import LAST_FILE, fit, sample
+from .experiment.reward_models import fit, sample
 from .harness.study import run_command, versions
 
 TEMPLATE = PromptTemplate(with_input="{instruction}\n\n{input}\nResponse:", without_input="{instruction}\nResponse:")
@@ -49,7 +44,6 @@ ARCHITECTURE: Final[dict[str, Any]] = {
 }
 REWARD_MODELS = {"reward_model": "sim_ann", "reward_model_clean": "gold"}
 """Folder -> the judge that labels its preferences."""
-STAMP_FILE: Final = "stamp.sha256"
 MANIFEST: Final = "manifest.json"
 
 
@@ -58,7 +52,7 @@ class BuildOptions:
     """Options of the rebuild."""
 
     out: Path = Path("results/build_sandbox")
-    """Where the result and the training logs go."""
+    """A new folder for the result and the training logs."""
     install: bool = False
     """Put the result into the package, in place of what is shipped."""
 
@@ -110,7 +104,6 @@ def build_pairs(data: texts.Sandbox, policy: Path, file: Path) -> None:
 
 def build_reward_model(out: Path, name: str) -> None:
     """Trains the reward model `name` on the pairs as its judge labels them; 0 is an SFT response's mean score."""
-    torch.set_num_threads(1)
     data, target = texts.Sandbox(out / "assets" / "data"), out / "assets" / name
     metrics = fit(
         out / "assets" / "policy",
@@ -125,13 +118,6 @@ def build_reward_model(out: Path, name: str) -> None:
     print(f"  {name}: loss {loss:.3f}, SFT scores {mean:.2f} +- {std:.2f}", flush=True)
 
 
-def build_reward_models(out: Path) -> None:
-    """Trains the reward models that are missing, each in a process of its own."""
-    missing = [name for name in REWARD_MODELS if not (out / "assets" / name / LAST_FILE).is_file()]
-    with ProcessPoolExecutor(len(missing), multiprocessing.get_context("spawn")) as workers:
-        list(workers.map(partial(build_reward_model, out), missing))  # raises what one of them has raised
-
-
 def settings() -> dict[str, Any]:
     """All that decides the assets, sources aside."""
     return {
@@ -143,55 +129,27 @@ def settings() -> dict[str, Any]:
     }
 
 
-def stamp() -> str:
-    """SHA-256 of everything that decides the result: seed, configurations, packages, and the sources that read them."""
-    folders = (Path(sandbox.__file__).parent, Path(agents.__file__).parent)
-    own = [Path(__file__), Path(reward_models.__file__)]
-    sources = [*own, *(path for folder in folders for path in sorted(folder.glob("*.py")))]
-    content = {
-        **settings(),
-        "template": asdict(TEMPLATE),
-        "sources": [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sources],
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def prepare(out: Path) -> None:
-    """Stamps `out`.
+def build(out: Path) -> Path:
+    """Runs every stage; returns the folder of assets.
 
     Raises:
-        AlpacaFarmError: What is there was built from something else, or may be anybody's.
+        AlpacaFarmError: There are assets in `out` already.
     """
-    file, current = out / STAMP_FILE, stamp()
-    left = [folder.name for folder in (out / "assets", out / "work") if folder.exists()]
-    if left and not (file.is_file() and file.read_text(encoding="utf-8").strip() == current):
-        raise AlpacaFarmError(
-            f"{out}: expected no folder, or one of an earlier build from the same sources, settings and packages, got "
-            f"another {' and '.join(left)}. Remove them or give another folder with --out."
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, current + "\n")
-
-
-def build(out: Path) -> Path:
-    """Runs every stage that is not done yet; returns the folder of assets."""
-    prepare(out)
     torch.set_num_threads(1)  # with more, sums are rounded otherwise: other bytes
     assets, work = out / "assets", out / "work"
-    data, policy, pairs = texts.Sandbox(assets / "data"), assets / "policy", assets / "data" / "pairs.jsonl.gz"
-    models = [assets / name / LAST_FILE for name in REWARD_MODELS]
-    # Each stage with the files that are there once it is done.
-    stages: list[tuple[str, list[Path], Callable[[], None]]] = [
-        ("texts", [assets / "data" / "eval.jsonl.gz"], lambda: build_texts(assets / "data")),
-        ("policy", [policy / LAST_FILE], lambda: build_policy(data, policy, work)),
-        ("pairs", [pairs], lambda: build_pairs(data, policy, pairs)),
-        ("reward models", models, lambda: build_reward_models(out)),
-    ]
-    for number, (name, results, stage) in enumerate(stages, start=1):
+    if assets.exists():
+        raise AlpacaFarmError(f"--out: expected a new folder, got {out}, which has assets. Remove them, or give another.")
+    data, policy = texts.Sandbox(assets / "data"), assets / "policy"
+    stages: dict[str, Callable[[], None]] = {
+        "texts": lambda: build_texts(assets / "data"),
+        "policy": lambda: build_policy(data, policy, work),
+        "pairs": lambda: build_pairs(data, policy, assets / "data" / "pairs.jsonl.gz"),
+        **{name: partial(build_reward_model, out, name) for name in REWARD_MODELS},
+    }
+    for number, (name, stage) in enumerate(stages.items(), start=1):
         start = time.monotonic()
         print(f"[{number}/{len(stages)}] {name} ...", flush=True)
-        if not all(result.is_file() for result in results):
-            stage()
+        stage()
         print(f"[{number}/{len(stages)}] {name}: {time.monotonic() - start:.0f} s", flush=True)
     write_manifest(assets)
     return assets
@@ -217,15 +175,9 @@ def compare(assets: Path, shipped: Path) -> list[str]:
 
 
 def install(assets: Path, shipped: Path) -> None:
-    """Replaces the shipped assets by a copy of these; the copy is whole before the old ones go."""
-    beside, old = (shipped.with_name(f".{shipped.name}.{suffix}") for suffix in ("new", "old"))
-    for leftover in (beside, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    shutil.copytree(assets, beside)
-    if shipped.exists():
-        shipped.rename(old)
-    beside.rename(shipped)
-    shutil.rmtree(old, ignore_errors=True)
+    """Replaces the shipped assets by a copy of these."""
+    shutil.rmtree(shipped, ignore_errors=True)
+    shutil.copytree(assets, shipped)
 
 
 def build_and_compare(options: BuildOptions) -> int:
@@ -246,12 +198,7 @@ def main(args: list[str] | None = None) -> int:
     """The command; returns its exit status."""
     prog = "python -m alpacafarm_env.benchmarks.build_sandbox"
     options = tyro.cli(BuildOptions, args=args, description=__doc__, prog=prog)
-
-    def work() -> int:
-        with claim(options.out, "build_sandbox"):
-            return build_and_compare(options)
-
-    return run_command(work)
+    return run_command(lambda: build_and_compare(options))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ reloaded and the server killed at any time.
 
 from __future__ import annotations
 
-import hmac
 import math
 import socket
 import time
@@ -25,11 +24,12 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from ..errors import AlpacaFarmError, DataError
 from ..judge_server.http import Server
@@ -63,39 +63,29 @@ def make_app(session: Session, guideline: str) -> ASGIApp:
     """The application; `guideline` is plain text that annotators are shown."""
     page = _Page(session, guideline)
     routes = [
-        Route("/{token}/", page.start),
-        Route("/{token}/work", page.work),
-        Route("/{token}/answer", page.answer, methods=["POST"]),
-        Route("/{token}/undo", page.undo, methods=["POST"]),
-        Route("/{token}/{file}", page.file),
+        Route("/", page.start),
+        Route("/work", page.work),
+        Route("/answer", page.answer, methods=["POST"]),
+        Route("/undo", page.undo, methods=["POST"]),
+        Route("/{file}", page.file),
     ]
-    return _Secret(Starlette(routes=routes, exception_handlers={AlpacaFarmError: _refuse}), session.store.token)
+    app = Starlette(
+        routes=[Mount(f"/{session.store.token}", routes=routes)],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_add_headers)],
+        exception_handlers={AlpacaFarmError: _refuse},
+    )
+    app.router.redirect_slashes = False  # without the secret nothing is said of what there is
+    return app
 
 
 def _refuse(_: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error), 400 if isinstance(error, DataError) else 503)
 
 
-class _Secret:
-    """Refuses requests without the secret, and adds the headers to every answer."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        if scope["type"] != "http":  # starting and stopping
-            await self._app(scope, receive, send)
-            return
-        given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
-        allowed = hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)
-        refused = PlainTextResponse("Not found: the address is the one printed at the start.", 404)
-        await (self._app if allowed else refused)(scope, receive, send_guarded)
+async def _add_headers(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    response = await call_next(request)
+    response.headers.update(HEADERS)
+    return response
 
 
 class _Page:
