@@ -138,7 +138,7 @@ def build(out: Path) -> Path:
     torch.set_num_threads(1)  # with more, sums are rounded otherwise: other bytes
     assets, work = out / "assets", out / "work"
     if assets.exists():
-        raise AlpacaFarmError(f"--out: expected a new folder, got {out}, which has assets. Remove them, or give another.")
+        raise AlpacaFarmError(f"--out: expected a new folder, got {out}, which has assets. Give another.")
     data, policy = texts.Sandbox(assets / "data"), assets / "policy"
     stages: dict[str, Callable[[], None]] = {
         "texts": lambda: build_texts(assets / "data"),

@@ -49,10 +49,9 @@ from .experiment.reward_models import train as train_reward_model
 from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
 from .harness.stored import ElapsedTime, file_name, is_helper, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
-from .methods.agent_options import option_of
 from .methods.job import FEEDBACK_OF, Feedback, Job, Labellers, ModelOptions
 from .methods.methods import METHODS, REWARD_MODELING, check_splits, find_method
-from .methods.presets import Dtype, choose_preset
+from .methods.presets import Dtype, choose_preset, option_of
 
 NAME = "train"
 SPECS: Final = {
@@ -74,7 +73,7 @@ class TrainOptions(ModelOptions):
     feedback: Labellers = "ann"
     """Whose labels it learns from (sandbox): the noisy pool of annotators', or the human raters'."""
     quick: bool = False
-    """A small run of the same shape, under three minutes on two cores."""
+    """A small run of the same shape."""
     seed: Seed = 0
     """Seed of the training and of the annotators' labels."""
     out: Path | None = None
@@ -227,6 +226,8 @@ def train_policy(options: TrainOptions) -> Path:
     from ..agents.processes import Processes
 
     plan = options.plan(reward)
+    if (num := plan.splits[0][1]) < options.num_eval and Processes().is_main:
+        print(f"--num-eval {options.num_eval}: eval has {num} instructions, all are answered.", file=sys.stderr)
     for row in run_experiment(plan, Progress({plan.cell: plan.units} if Processes().is_main else {}).update):
         write_results(plan, row)  # only the main process has one
     return plan.folder / "policy"
@@ -271,10 +272,9 @@ def write_results(plan: Experiment, result: Row) -> None:
     print(f"{what}, seed {plan.seed}: {clock_text(row['seconds'])}")
     print(*(f"  {name}: {row[name]:.4g}" for name in list(row)[3:] if row[name] == row[name]), sep="\n")
     if plan.judge is not None:
-        name, credits = judge_name(plan.judge, plan.data), answers["win_rate"]
-        print(f"  win_rate and its standard_error are in %, by {name} against the references of {plan.dataset}")
-        if missing := credits.count(None):
-            print(f"  {missing} of {len(credits)} responses have no verdict by {name} and are left out of it")
+        missing, num = answers["win_rate"].count(None), len(answers["win_rate"])
+        name = f"{judge_name(plan.judge, plan.data)} against the references of {plan.dataset}"
+        print(f"  win_rate and its standard_error are in %, by {name}; {missing} of {num} responses have no verdict")
     if answers["responses"]:
         write_outputs(plan, answers["responses"])
     else:
@@ -282,9 +282,7 @@ def write_results(plan: Experiment, result: Row) -> None:
     for instruction, response in list(zip(answers["instructions"], answers["responses"], strict=True))[:3]:
         print(f"\n> {instruction}\n{response}")
     saved = plan.folder / "policy"
-    where = f"The policy: {saved}. " if saved.is_dir() else "Nothing was trained. "
-    evaluated = "Answers (outputs.json), verdicts, metrics" if answers["responses"] else "Metrics"
-    print(f"\n{where}{evaluated} and table.csv: {out}.")
+    print(f"\nThe policy: {saved if saved.is_dir() else 'nothing was trained'}. Metrics, table.csv and answers: {out}.")
 
 
 def write_outputs(plan: Experiment, responses: Sequence[str]) -> None:

@@ -49,8 +49,6 @@ class Pairs:
     instructions: Sequence[Instruction]
     first: Sequence[str]
     second: Sequence[str]
-    replaced: tuple[str, ...] = ()
-    """Fields of an annotation that the records had already."""
 
 
 def read_pairs(path: Path) -> Pairs:
@@ -60,13 +58,11 @@ def read_pairs(path: Path) -> Pairs:
         DataError: The file cannot be read, or records are faulty; names them.
     """
     rows, kept = read_rows(path, PAIR)
-    replaced = tuple(name for name in FIELDS if any(name in record for record in kept))
     return Pairs(
         [{name: value for name, value in record.items() if name not in FIELDS} for record in kept],
         [instruction_in(row) for row in rows],
         [row["output_1"] for row in rows],
         [row["output_2"] for row in rows],
-        replaced,
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..annotators.config import load_models, load_pool
 from ..annotators.pool import make_pool, model_spec
 from ..annotators.served import Progress
-from ..errors import PoolError, PriceError, UnparsableVerdictError
+from ..errors import PoolError, PriceError
 from ..llm.endpoint import Endpoint
 from ..llm.ledger import operations as sql
 from ..llm.ledger.store import Ledger
@@ -36,7 +36,6 @@ _LOG_S = 5.0
 class AnnotationReport:
     """A file's verdicts and their judge."""
 
-    pairs: Pairs
     verdicts: Verdicts
     """P(output_2 preferred)."""
     name: str
@@ -62,97 +61,50 @@ class AnnotationReport:
     def summary(self, second: str = "output_2") -> list[str]:
         """Lines with counts, reasons, costs and models; `second` names output_2."""
         rate, noised = self.win_rate, self._detail("noised", False)
-        num = len(self.verdicts.scores)
         lines = [
-            f"pairs: {num} ({int(noised.sum())} by noise, {rate.num_draws} undecided or identical), "
+            f"pairs: {len(noised)} ({int(noised.sum())} by noise, {rate.num_draws} undecided or identical), "
             f"{rate.num_unscored} without a verdict",
-            *(f"  {count} {kind}{', the first: ' * bool(text)}{text}" for kind, (count, text) in self.reasons.items()),
+            *self._reasons(),
         ]
         if rate.num_total:
             error = "" if math.isnan(rate.standard_error) else f" +- {rate.standard_error:.2f}"
             lines.append(f"win rate of {second}: {rate.win_rate:.2f} %{error} of {rate.num_total}")
-        judged = Counter(self.models[name] for name in self._detail("annotator", "").tolist() if name)
+        cached, costs = self._detail("cached", False), self._detail("cost_usd", 0.0)
+        names = self._detail("annotator", "")
+        num = int(((names != "") & ~cached).sum())  # noise and identical outputs are free
+        unknown = " and what has no known price" * bool(np.isnan(costs).any())
+        judged = Counter(self.models[name] for name in names.tolist() if name)
         by_model = ", ".join(f"{model} {count}" for model, count in sorted(judged.items()))
         return [
             *lines,
-            *self._by_taste(),
-            *self._costs(),
+            f"cost of this run: ${np.nansum(costs):.4f}{unknown} for {num} pairs asked; {int(cached.sum())} were "
+            "answered before",
             f"ledger: ${self.ledger_usd:.4f} in all, {self.ledger}",
             f"pairs by model: {by_model or 'none'}; at {self.host}",
         ]
 
-    def bounds(self) -> list[str]:
-        """Where the win rate lies, if some verdicts are missing."""
+    def missing(self, out: Path | None) -> list[str]:
+        """How many verdicts are missing, if any are, where the win rate lies, and what the same command would do."""
         rate, (low, high) = self.win_rate, self.win_rate.bounds
         if not rate.num_unscored:
             return []
-        return [
-            f"{rate.num_unscored} of {rate.num_total + rate.num_unscored} have no verdict: the win rate lies in "
-            f"[{low:.2f}, {high:.2f}] [all lost, all won]."
-        ]
-
-    def missing(self, out: Path | None) -> list[str]:
-        """How many verdicts are missing, if any are, and what giving the same command again would do about it.
-
-        Only replies are stored. Refusals and failures are asked again; a reply that could not be read is final.
-        """
-        missing = self.win_rate.num_unscored
-        if not missing:
-            return []
-        asked = {k: count for k, (count, _) in self.reasons.items() if k != UnparsableVerdictError.__name__}
-        again = "The same command asks nothing again: replies that could not be read are final for this seed."
-        if num := sum(asked.values()):
-            kinds = ", ".join(f"{count} {kind}" for kind, count in asked.items())
-            which = "them" if num == missing else f"{num} of them"
-            again = f"The same command asks, and pays for, {which} again ({kinds}), and nothing else."
         where = f"; unscored_reason in {out} says why" if out else ""
-        return [f"{missing} of {len(self.verdicts.scores)} pairs have no verdict{where}. {again}"]
+        return [
+            f"{rate.num_unscored} of {len(self.verdicts.scores)} pairs have no verdict{where}: the win rate lies in "
+            f"[{low:.2f}, {high:.2f}] [all lost, all won]. The same command asks, and pays for, these again, but for "
+            "replies that could not be read, which are final for this seed."
+        ]
 
     def _detail(self, key: str, blank: Any) -> NDArray[Any]:
         return np.asarray(self.verdicts.details.get(key, np.full(len(self.verdicts.scores), blank)))
 
-    @cached_property
-    def reasons(self) -> dict[str, tuple[int, str]]:
-        """Why verdicts are missing: kind (mostly an error's type) -> how many, and the first one's text."""
+    def _reasons(self) -> list[str]:
+        """Why verdicts are missing: how many of a kind (mostly an error's type), and the first one's text."""
         reasons = self._detail(UNSCORED_REASON, "")[np.isnan(self.verdicts.scores)].tolist()
-        found: dict[str, tuple[int, str]] = {}
-        for kind, _, text in ((reason or NO_VERDICT).partition(": ") for reason in reasons):
-            count, first = found.get(kind, (0, text))
-            found[kind] = count + 1, first
-        return found
-
-    def _by_taste(self) -> list[str]:
-        """A warning if the sandbox's annotators, started with --anyway, judged what they do not understand."""
-        from ..judge_server.sandbox_judge import BY_TASTE
-        from ..sandbox import tasks
-
-        asked = any(model.startswith("sandbox-") for model in self.models.values())
-        judged = self._detail("annotator", "") != ""  # not the noise, nor the identical
-        pairs = zip(self.pairs.instructions, judged, strict=True)
-        foreign = sum(was and not tasks.known(instruction) for instruction, was in pairs) if asked else 0
-        if not foreign:
-            return []
-        return [
-            f"{foreign} instructions are not the sandbox's: its annotators judged them {BY_TASTE}. Their verdicts say "
-            "nothing of how good the outputs are."
-        ]
-
-    def _costs(self) -> list[str]:
-        cached, costs = self._detail("cached", False), self._detail("cost_usd", 0.0)
-        judged = self._detail("annotator", "") != ""  # the others, noise or identical, are free
-        num, unknown = int((judged & ~cached).sum()), bool(np.isnan(costs).any())
-        spent = f"${np.nansum(costs):.4f}" + " and what has no known price" * unknown
-        lines = [f"cost of this run: {spent} for {num} pairs asked; {int(cached.sum())} were answered before"]
-        if num and not unknown and costs.any():
-            each, share = 1000 * costs.sum() / num, float(judged.mean())
-            # Pairs of which one order was answered before cost half.
-            least = "at least " * ("orders_agree" in self.verdicts.details)
-            text = f"price, by the {num} pairs asked in this run: {least}${each:.4f} per 1,000 pairs asked"
-            if share < 1:
-                rest = f"{100 * share:.0f} % of them are asked, noise and identical outputs are free"
-                text += f", {least}${each * share:.4f} per 1,000 pairs ({rest})"
-            lines.append(text)
-        return lines
+        parts = [(reason or NO_VERDICT).partition(": ") for reason in reasons]
+        first = {kind: text for kind, _, text in reversed(parts)}
+        counts = Counter(kind for kind, *_ in parts).items()
+        return [f"  {count} {kind}{', the first: ' * bool(first[kind])}{first[kind]}" for kind, count in counts]
 
 
 def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: Any) -> AnnotationReport:
@@ -183,7 +135,7 @@ def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: 
                 ) from None
         usd = opened.do(sql.spending).result().total.usd
         played = {member.name: roles[member.role].model for member in pool.annotators}
-        return AnnotationReport(pairs, verdicts, judge.name, options["seed"], endpoint.host, played, opened.path, usd)
+        return AnnotationReport(verdicts, judge.name, options["seed"], endpoint.host, played, opened.path, usd)
 
 
 def option_endpoint(base_url: str | None, api_key_env: str, allow_insecure: bool) -> Endpoint:

@@ -61,6 +61,10 @@ class ShowLedger(Options):
     def run(self) -> Report:
         """The spending of a ledger, by host, model and annotator.
 
+        Answered, failed, unknown and running are attempts at a request, and unpriced those of models without a known
+        price, which count nothing; questions are the pairs or responses judged in those answered, a pair asked in both
+        orders counted twice.
+
         Raises:
             LedgerError: There is no such ledger, or it cannot be read.
         """
@@ -81,18 +85,8 @@ class ShowLedger(Options):
             for names, tally in [*spending.groups.items(), (("total", "", ""), total)]
         ]
         lines = [f"{path}", format_table(columns, rows, left=3)]
-        lines.append(
-            "answered, failed, unknown, running: attempts at a request; questions: pairs or responses judged in those "
-            "answered, a pair asked in both orders counted twice."
-        )
-        if total.unknown or total.running:
-            reserved = total.unknown_usd + total.running_usd
-            lines.append(
-                f"Of the total, ${reserved:.4f} may not have been paid: attempts that are running, or ended without an "
-                "answer that came through (unknown), count the most they can cost."
-            )
-        if total.unpriced:
-            lines.append(f"Attempts that count nothing, as their models have no known price: {total.unpriced}.")
+        if reserved := total.unknown_usd + total.running_usd:
+            lines.append(f"Of the total, ${reserved:.4f} may not have been paid: the most of unknown and running.")
         return Report("\n".join(lines))
 
 
@@ -227,7 +221,7 @@ class Serve(ServerOptions, OracleOptions):
         batched = MicroBatched(oracle)
         app = _openenv_app(env_id, dataset, defaults["split"], batched) if self.openenv else None
         start = partial(ScoreServer, batched, tokens, app=app, **self.where)
-        return Report(status=serve(start, host=self.host, port=self.port, report=ScoreServer.report))
+        return Report(status=serve(start, host=self.host, port=self.port))
 
 
 def _openenv_app(*args: Any) -> Any:

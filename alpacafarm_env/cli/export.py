@@ -10,21 +10,27 @@ A prompt is the instruction as the user's message; the trained model's own chat 
 models that this package saved have.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..data.dataset import Dataset, data_files
 from ..data.files import check_folder, write_atomic, write_records
 from ..data.forms import messages_of, row_of
 from ..data.load import load_dataset
 from ..errors import DataError, blaming
-from ..instructions import Demonstration, Instruction
+from ..instructions import Demonstration, Instruction, Preference
 from ..integrations import scorer
 from ..oracles.base import shorten
 from ..oracles.registry import check_oracle, make_oracle
-from .dataset_card import Record, dataset_card, read_card
+
+if TYPE_CHECKING:
+    from huggingface_hub import RepoCard
+
+Record = Instruction | Demonstration | Preference
 
 FILES: Final = {"jsonl": ".jsonl", "parquet": ".parquet", "hub-folder": ".parquet"}
 """--to -> what the data file's name ends in."""
@@ -48,6 +54,35 @@ from alpacafarm_env.integrations import verl
 
 compute_score = partial(verl.compute_score, dataset={dataset!r}, oracle={oracle!r}, seed={seed!r})
 '''
+
+_CARD: Final = """---
+pretty_name: {name}
+tags: [alpacafarm-env, {level}, {form}]
+---
+# {name}
+
+From the data set `{name}` by `alpacafarm export`.
+
+**Level:** {level}{note}
+"""
+_SIMULATION: Final = (
+    ", a simulation: instructions, responses, annotators and the true reward are a small procedural world's, and no "
+    "evidence about real models or people"
+)
+_SPLIT: Final = """
+## {split}
+
+{num:,} {kind} of {instructions:,} instructions, with the fields {fields}.
+
+- **Responses and judge:** {origin}
+- **Scores:** {scores}
+
+```python
+from datasets import load_dataset  # that of alpacafarm_env.data gives the same records, of all splits
+
+rows = load_dataset("THIS_FOLDER", "{split}", split="{split}")
+```
+"""
 
 
 def read_oracle(text: str) -> Any:
@@ -146,7 +181,7 @@ def export_split(
     check_folder(out)
     if out.is_dir() and (there := data_files(out).get(split)) is not None:
         raise DataError(f"{there}: expected no file of the split {split!r}, got one. Give another --out.")
-    before = read_card(card, data) if to == "hub-folder" else ""
+    before = _read_card(card, data, form) if to == "hub-folder" else None
     rows = [row_of(record, form) for record in records]
     if oracle is not None:
         with blaming("--oracle"):
@@ -154,12 +189,37 @@ def export_split(
         _add_scores(rows, records, score)
     out.mkdir(parents=True, exist_ok=True)
     write_records(path, rows)
-    if to != "hub-folder":
+    if before is None:
         return [path]
-    scores = f"by the oracle {oracle!r} (seed {seed})." if oracle else "none."
-    text = dataset_card(data, split, records, form=form, fields=list(rows[0]), scores=scores, before=before)
-    write_atomic(card, text)
+    # Splits are configurations, as their fields differ.
+    config = {"config_name": split, "data_files": [{"split": split, "path": path.name}]}
+    before.data["configs"] = [*before.data.get("configs", []), config]
+    kinds = {Preference: "pairs", Demonstration: "demonstrations"}
+    before.text += _SPLIT.format(
+        split=split,
+        num=len(records),
+        kind=kinds.get(type(records[0]), "prompts"),
+        instructions=len({str(each if isinstance(each, Instruction) else each.instruction) for each in records}),
+        fields=", ".join(map("`{}`".format, rows[0])),
+        origin=getattr(data, "origins", {}).get(split, "as in the source, which does not say."),
+        scores=f"by the oracle {oracle!r} (seed {seed})." if oracle else "none.",
+    )
+    write_atomic(card, before.content)
     return [path, card]
+
+
+def _read_card(path: Path, dataset: Dataset, form: str) -> RepoCard:
+    """The dataset card to add a split to; DataError for a file that is none of this data set."""
+    from huggingface_hub import RepoCard
+
+    name = Path(dataset.name).resolve().name if Path(dataset.name).exists() else dataset.name
+    if not path.exists():
+        note = _SIMULATION if dataset.level == "sandbox" else ""
+        return RepoCard(_CARD.format(name=name, level=dataset.level, form=form, note=note))
+    card = RepoCard(path.read_text(encoding="utf-8"))
+    if card.data.get("pretty_name") != name:
+        raise DataError(f"{path}: expected no file, or a card of {name}'s splits. Give another --out.")
+    return card
 
 
 def split_records(dataset: Dataset, split: str) -> Sequence[Record]:

@@ -103,7 +103,8 @@ class Annotate(JudgeOptions):
     """Verdicts on the pairs of a file."""
 
     pairs: tyro.conf.Positional[Path]
-    """JSON or JSON Lines: instruction, input (optional), output_1, output_2; further fields are kept."""
+    """JSON or JSON Lines: instruction, input (optional), output_1, output_2; further fields are kept, those of an
+    annotation written anew."""
     out: Path
     """Where the records go, with preference (1, 2, 1.5 = identical, null = no verdict), annotator, cost ..."""
 
@@ -119,8 +120,7 @@ class Annotate(JudgeOptions):
         pairs = files.read_pairs(self.pairs)
         judged = self.judge(pairs)
         files.write_annotations(self.out, files.annotate(pairs, judged.verdicts))
-        notes = [f"{self.pairs}: its fields {', '.join(pairs.replaced)} are written anew."] if pairs.replaced else []
-        return _report([f"written: {self.out}", *judged.summary()], judged, self.out, notes)
+        return _report([f"written: {self.out}", *judged.summary()], judged, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,6 @@ class Evaluate(JudgeOptions):
         lines = [
             format_table(LEADERBOARD_COLUMNS, [row]),
             f"judge: {judged.label} | reference: {reference}",
-            *judged.bounds(),
             f"{LENGTH_CONTROL}.",
             *([f"written: {self.out}"] if self.out else []),
             *judged.summary(generator),
@@ -176,6 +175,6 @@ class Evaluate(JudgeOptions):
         return _report(lines, judged, self.out)
 
 
-def _report(lines: Sequence[str], judged: AnnotationReport, out: Path | None, notes: Sequence[str] = ()) -> Report:
+def _report(lines: Sequence[str], judged: AnnotationReport, out: Path | None) -> Report:
     missing = judged.missing(out)
-    return Report("\n".join(lines), notes=(*notes, *missing), status=1 if missing else 0)
+    return Report("\n".join(lines), notes=tuple(missing), status=1 if missing else 0)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Final
 
 import tyro
 
 from ..cli.commands import ServerOptions
-from ..cli.options import Port, Report, Seed
-from ..errors import DataError, did_you_mean
-
-if TYPE_CHECKING:
-    from .page import PageServer
-    from .session import Session
-    from .store import Store
+from ..cli.options import Port, Report
+from ..errors import DataError
 
 PORT: Final = 8017
 """The same in every run, so that a page that was open finds the server again."""
@@ -41,16 +33,10 @@ class AnnotateHuman(ServerOptions):
     with the right rating: who is within a point of it agrees."""
     guideline: Path | None = None
     """A text for annotators, instead of our own."""
-    seed: Seed | None = None
-    """Seeds the orders of pairs and outputs. Default: 0, then as it began."""
     export: bool = False
     """Write --out from what is stored, and serve no page."""
-    without: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Leave an annotator out of --out; may be given several times."""
     port: Port = PORT
     """Where to listen; 0 for any free port."""
-    no_browser: bool = False
-    """Only print the address."""
 
     def run(self) -> Report:
         """Serves the page until Ctrl-C, and writes the labels.
@@ -58,42 +44,35 @@ class AnnotateHuman(ServerOptions):
         Raises:
             AlpacaFarmError: A file, an option or the address; starlette and uvicorn are missing.
         """
-        return annotate_human(self)
+        from ..cli.annotation_files import check_out
+        from .labels import check_kept, skipped_path, summary, write_labels
+        from .session import Session
+        from .store import Store
+        from .tasks import SINGLES, SKIPPED, load_tasks, read_form
 
+        form = read_form(self.pairs)
+        sources = [path for path in (self.pairs, self.qualification, self.guideline) if path]
+        check_out(self.out, sources, form.added)
+        check_out(skipped_path(self.out), sources, SKIPPED)
+        tasks = load_tasks(self.pairs, form)
+        qualification = load_tasks(self.qualification, form, key=True) if self.qualification else []
+        guideline = _read_text(self.guideline or (GUIDELINE_RATING if form is SINGLES else GUIDELINE))
+        if not tasks:
+            raise DataError(f"{self.pairs}: expected pairs of different outputs, got only identical ones.")
+        check_kept(self.out, database(self.out))
+        with Store(database(self.out)) as store:
+            session = Session(store, tasks, qualification)
+            write_labels(self.out, store.all())
+            if not self.export:
+                from ..judge_server.http import serve
+                from .page import PageServer
 
-def annotate_human(options: AnnotateHuman) -> Report:
-    """Serves the page until Ctrl-C, and writes the labels.
-
-    Raises:
-        AlpacaFarmError: A file, an option or the address; starlette and uvicorn are missing.
-    """
-    from ..cli.annotation_files import check_out
-    from .labels import check_kept, skipped_path, summary, write_labels
-    from .session import Session
-    from .store import Store
-    from .tasks import SINGLES, SKIPPED, load_tasks, read_form
-
-    form = read_form(options.pairs)
-    sources = [path for path in (options.pairs, options.qualification, options.guideline) if path]
-    check_out(options.out, sources, form.added)
-    check_out(skipped_path(options.out), sources, SKIPPED)
-    tasks = load_tasks(options.pairs, form)
-    qualification = load_tasks(options.qualification, form, key=True) if options.qualification else []
-    guideline = _read_text(options.guideline or (GUIDELINE_RATING if form is SINGLES else GUIDELINE))
-    if not tasks:
-        raise DataError(f"{options.pairs}: expected pairs of different outputs, got only identical ones.")
-    check_kept(options.out, database(options.out))
-    with Store(database(options.out), seed=options.seed) as store:
-        session = Session(store, tasks, qualification)
-        without = [_annotator(store, name) for name in options.without]
-        write_labels(options.out, store.all(), without=without)
-        if not options.export:
-            _serve(session, guideline, options)
-        stored = store.all()
-        written = write_labels(options.out, stored, without=without)
-        lines = summary(stored, qualification, without=without)
-        lines += [*(f"written: {path}" for path in written), f"database: {store.path}"]
-    return Report("\n".join(lines))
+                serve(lambda: PageServer(session, guideline, **self.where), host=self.host, port=self.port)
+            stored = store.all()
+            written = write_labels(self.out, stored)
+            lines = summary(stored, qualification)
+            lines += [*(f"written: {path}" for path in written), f"database: {store.path}"]
+        return Report("\n".join(lines))
 
 
 def database(out: Path) -> Path:
@@ -101,31 +80,6 @@ def database(out: Path) -> Path:
     from ..data.files import stem_of
 
     return out.with_name(f"{stem_of(out)}.sqlite")
-
-
-def _annotator(store: Store, name: str) -> str:
-    if (spelling := store.spelling(name)) not in (names := store.names()):
-        raise did_you_mean("annotator", name, names)
-    return spelling
-
-
-def _serve(session: Session, guideline: str, options: AnnotateHuman) -> None:
-    from ..judge_server.http import serve
-
-    def start() -> PageServer:
-        from .page import PageServer
-
-        server = PageServer(session, guideline, **options.where)
-        if not options.no_browser and _has_display():
-            webbrowser.open(server.url)
-        return server
-
-    serve(start, host=options.host, port=options.port)
-
-
-def _has_display() -> bool:
-    """Whether a browser can open a window; one of the terminal would take that from the command."""
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _read_text(path: Path) -> str:

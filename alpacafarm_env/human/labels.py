@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+import pandas as pd
 
 from ..annotators.analysis import Array, Opinions, Pairs, agreement, figures, majority
 from ..cli.annotation_files import write_annotations
@@ -60,18 +61,17 @@ _FIELDS: Final = (
 )
 
 
-def write_labels(out: Path, stored: Sequence[Stored], *, without: Collection[str] = ()) -> list[Path]:
+def write_labels(out: Path, stored: Sequence[Stored]) -> list[Path]:
     """Writes the labels, and the skipped pairs beside them; returns the files, none for what there is none of.
 
     Args:
         out: The file of the labels; its suffix gives the format, as in `write_annotations`.
         stored: All answers. Those of the qualification are no labels.
-        without: Annotators to leave out.
 
     Raises:
         DataError: A file could not be written.
     """
-    answers = [each for each in stored if each.answer.part == "labels" and each.answer.annotator not in without]
+    answers = [each for each in stored if each.answer.part == "labels"]
     files: dict[Path, list[dict[str, Any]]] = {out: [], skipped_path(out): []}
     for each in answers:
         files[skipped_path(out) if each.answer.grade is None else out].append(_record(each))
@@ -157,8 +157,6 @@ class Annotator:
     def row(self) -> dict[str, object]:
         """A row of the table."""
         seconds = [each.answer.seconds for each in self.labels]
-        mean = f"{statistics.fmean(self.grades):.2f}" if self.rates else ""
-        slightly = f"{sum(grade in (2, 3) for grade in self.grades) / len(seconds):.0%}" if seconds else ""
         agreement = ""
         if compared := len(self.agreed):
             low, high = wilson(sum(self.agreed), compared)
@@ -166,7 +164,6 @@ class Annotator:
         return {
             "annotator": self.name,
             "labels": len(self.labels),
-            **({"mean rating": mean} if self.rates else {"slightly": slightly}),
             "skipped": self.num_skipped,
             "seconds": f"{statistics.median(seconds):.1f}" if seconds else "",
             "qualification": "" if math.isnan(self.qualification) else f"{self.qualification:.0%}",
@@ -187,24 +184,17 @@ def annotators(stored: Sequence[Stored], qualification: Sequence[Task] = ()) -> 
     return people
 
 
-def summary(
-    stored: Sequence[Stored], qualification: Sequence[Task] = (), *, without: Collection[str] = ()
-) -> list[str]:
-    """Lines of text: a table of the annotators, what the flags mean, why pairs were skipped.
-
-    Those `without` whom labels are exported are in the table, flagged "left out".
-    """
+def summary(stored: Sequence[Stored], qualification: Sequence[Task] = ()) -> list[str]:
+    """Lines of text: a table of the annotators, what the flags mean, why pairs were skipped."""
     people = annotators(stored, qualification)
     if not people:
         return ["Nobody has answered anything yet."]
-    rows = [each.row() | ({"flag": "left out"} if each.name in without else {}) for each in people]
-    columns = dict.fromkeys(name for row in rows for name in row)
-    lines = [format_table(tuple(columns), rows)]
-    if near := [each.name for each in people if each.flag == "near chance"]:
-        options = " ".join(f"--without {name!r}" for name in near)
+    rows = [each.row() for each in people]
+    lines = [format_table(tuple(rows[0]), rows)]
+    if any(each.flag == "near chance" for each in people):
         lines.append(
             f"near chance: agrees with the judge of the pairs in {NEAR_CHANCE:.0%} or less of {LEAST_COMPARED} or "
-            f"more. The paper left such an annotator out: {options}"
+            "more. The paper left such an annotator out."
         )
     if out := [each.name for each in people if each.flag == "not qualified"]:
         lines.append(
@@ -250,31 +240,30 @@ def load_labels(path: Path) -> Labels:
     Raises:
         DataError: It cannot be read, or labels are faulty; names them.
     """
-    places: dict[tuple[str, str, str], int] = {}
-    voices: dict[tuple[str, int], int] = {}
-    times: dict[tuple[str, int], int] = defaultdict(int)
-    cells = []
     rows = check_rows(read_records(path), _FIELDS, str(path))
-    for row in rows:
-        place = places.setdefault((merged(row), row["output_1"], row["output_2"]), len(places))
-        who = row["annotator"]
-        voice = voices.setdefault((who, times[who, place]), len(voices))
-        times[who, place] += 1
-        cells.append((voice, place, row))
-    votes, first, cost = np.full((3, len(voices), len(places)), np.nan)
-    judged, unknown = np.full((2, 1, len(places)), np.nan)
-    for voice, place, row in cells:
-        votes[voice, place] = row["preference"] - 1
-        if row["shown_first"]:
-            first[voice, place] = row["shown_first"] == f"output_{int(row['preference'])}"
-        if better := side(row[_PREFERENCE]):
-            judged[0, place] = better - 1
-    names = np.array([[name] * len(places) for name, _ in voices])
+    texts = [(merged(row), row["output_1"], row["output_2"]) for row in rows]
+    places = {pair: place for place, pair in enumerate(dict.fromkeys(texts))}
+    firsts = {"output_1": 1.0, "output_2": 2.0}
+    table = pd.DataFrame(
+        {
+            "place": [places[pair] for pair in texts],
+            "who": [row["annotator"] for row in rows],
+            "vote": [row["preference"] - 1 for row in rows],
+            "shown": [firsts.get(row["shown_first"], math.nan) for row in rows],
+            "judged": [float(side(row[_PREFERENCE]) or math.nan) for row in rows],
+        }
+    )
+    table["first"] = (table["shown"] == table["vote"] + 1).astype(float).where(table["shown"].notna())
+    table["time"] = table.groupby(["who", "place"]).cumcount()
+    votes, first = (table.pivot(index=["who", "time"], columns="place", values=name) for name in ("vote", "first"))
+    judged = table.groupby("place")["judged"].last().to_numpy()[None] - 1  # the last that there is
+    unknown = np.full_like(judged, math.nan)
+    names = np.array([[who] * len(places) for who, _ in votes.index])
     judges = sorted({row[_JUDGE] for row in rows if row[_JUDGE]})
     name = judges[0] if len(judges) == 1 else ""
     return Labels(
         replace(Pairs.of(list(places)), published=True),
-        Opinions(votes, first, cost, names),
+        Opinions(votes.to_numpy(), first.to_numpy(), np.full(votes.shape, math.nan), names),
         Opinions(judged, unknown, unknown, np.full(judged.shape, name)),
         name,
     )

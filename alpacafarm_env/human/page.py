@@ -14,12 +14,11 @@ reloaded and the server killed at any time.
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
@@ -171,9 +170,6 @@ class PageServer(Server):
 
     def __init__(self, session: Session, guideline: str, **where: Any) -> None:
         super().__init__(make_app(session, guideline), max_body=MAX_BODY, grace_s=5.0, **where)
-        place = urlsplit(self.url)
-        if place.hostname in ("0.0.0.0", "::"):  # noqa: S104 -- all interfaces, and no address to open elsewhere
-            self.url = f"http://{socket.gethostname()}:{place.port}"
         self.url += f"/{session.store.token}/"
 
 

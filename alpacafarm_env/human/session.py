@@ -23,14 +23,11 @@ QUALIFIED_FROM: Final = 0.70
 """Least agreement with the key of the qualification set. Source: Dubois et al. 2023 (arXiv 2305.14387), appendix D."""
 LEAST_SECONDS: Final = 0.3
 """An answer that comes sooner after its page is the second of a double click, and means the page before."""
-MOST_SECONDS: Final = 24 * 3600.0
-"""An answer that comes later says nothing of how long it took."""
 MOST_CHARS: Final = 60
 """Most characters of an annotator's name."""
 NOTES: Final = {
     "again": "That one was answered before, and that answer stands. Undo takes back the last one.",
     "soon": "That came too soon after the page to be about it, so nothing was done.",
-    "late": "The page was a day old, so that was not stored. Here it is anew.",
     "reason": "What is skipped is skipped for a reason, and nothing of the qualification set is.",
     "nothing": "There is nothing to undo.",
     "moved": "That came from a page before this one, and nothing was taken back.",
@@ -142,8 +139,6 @@ class Session:
             return "again"
         if seconds < LEAST_SECONDS:
             return "soon"
-        if seconds > MOST_SECONDS:
-            return "late"
         if choice is None and (not reason.strip() or standing.part == "qualification"):
             return "reason"
         grade = None if choice is None else choice if standing.shown_first == 1 else 5 - choice

@@ -88,23 +88,22 @@ class Store:
 
     Args:
         path: The file, made if there is none.
-        seed: Seeds the orders of pairs and outputs. None: as the file has it, 0 in a new one.
+        seed: Of a new file, seeds the orders of pairs and outputs.
 
     Raises:
-        DataError: The file is of another kind, of a newer version, made with another seed, or lacks tables.
+        DataError: The file is of another kind, or of a newer version.
         LedgerError: It cannot be used: damaged, read-only, no room.
     """
 
-    def __init__(self, path: Path, *, seed: int | None = None) -> None:
+    def __init__(self, path: Path, *, seed: int = 0) -> None:
         self.path = path
         self._lock = threading.Lock()
         with self._errors():
             if kind := network_kind(path):
                 raise DataError(f"{path}: expected a file on a local disk, got one on {kind}, where it can be lost.")
-            self._new = not path.exists()
-            if self._new:
+            if not path.exists():
                 token = secrets.token_urlsafe(16)
-                settings = f"INSERT INTO settings VALUES ('{token}', {seed or 0:d})"  # noqa: S608 -- nobody's words
+                settings = f"INSERT INTO settings VALUES ('{token}', {seed:d})"  # noqa: S608 -- nobody's words
                 create(path, (*SCHEMA, settings), application_id=APPLICATION_ID, version=VERSION)
             self._connection = connect(path)
             try:
@@ -113,21 +112,12 @@ class Store:
             except BaseException:
                 self.close()
                 raise
-        if seed not in (None, self.seed):
-            self.close()
-            raise DataError(
-                f"{path}: expected seed {self.seed}, with which it began, got {seed}. Give that, or another file."
-            )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Closes the file; what was refused before anybody answered leaves none behind."""
-        needless = self._new and kind is not None and not self.all()
+    def __exit__(self, *_: object) -> None:
         self.close()
-        if needless:
-            self.path.unlink()
 
     def close(self) -> None:
         """Closes the file; may be called again."""
@@ -183,7 +173,7 @@ class Store:
             return conn.execute(sql, values).fetchall()
 
     def _check(self) -> None:
-        """Refuses other files; the header's version is read before the tables are compared."""
+        """Refuses other files; the header's version is read before its tables are used."""
         run = self._connection.execute
         marked, version = (run(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
         if marked != APPLICATION_ID:
@@ -192,11 +182,6 @@ class Store:
             )
         if version > VERSION:
             raise DataError(f"{self.path}: expected version {VERSION}, got {version}: upgrade alpacafarm-env.")
-        problems = [row[0] for row in run("PRAGMA quick_check(1)") if row[0] != "ok"]
-        if not {row[0] for row in run("SELECT sql FROM sqlite_schema")} >= set(SCHEMA):
-            problems.append("tables are missing")
-        if problems:
-            raise DataError(f"{self.path}: damaged ({problems[0]}). Restore a copy of it, or give another --out.")
 
     @contextmanager
     def _transaction(self, statement: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:

@@ -20,8 +20,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from time import monotonic, sleep, strftime
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from time import sleep
+from typing import Any, Final, ParamSpec, Self
 from urllib.parse import urlsplit
 
 from ..errors import AlpacaFarmError
@@ -45,8 +45,6 @@ IDLE_S: Final = 30.0
 MOST_CONNECTIONS: Final = 512
 """Connections at once, each a file and perhaps a thread: a process may mostly open 1,024 files."""
 MAX_BODY: Final = 64 * 1024**2
-REPORT_S: Final = 60.0
-"""Seconds between two lines of a server's log."""
 P = ParamSpec("P")
 
 
@@ -336,14 +334,11 @@ def resolve(host: str, port: int, *, allow_remote: bool) -> tuple[socket.Address
     return family, address, remote
 
 
-S = TypeVar("S", bound=Server)
-
-
-def serve(start: Callable[[], S], *, host: str, port: int, report: Callable[[S], str] | None = None) -> int:
+def serve(start: Callable[[], Server], *, host: str, port: int) -> int:
     """Starts a server and prints its address, and a warning if other machines can reach it.
 
-    Every `REPORT_S` seconds it prints what `report` says, on stderr. Returns 0 at Ctrl-C, or when the process is asked
-    to end (SIGTERM). AlpacaFarmError if the host or port cannot be had.
+    Returns 0 at Ctrl-C, or when the process is asked to end (SIGTERM). AlpacaFarmError if the host or port cannot be
+    had.
     """
     try:
         server = start()
@@ -359,12 +354,8 @@ def serve(start: Callable[[], S], *, host: str, port: int, report: Callable[[S],
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             print(server.url, flush=True)  # noqa: T201 -- this is what a caller waits for
-            due = monotonic() + REPORT_S
             while True:  # a wait without an end is not always woken by a signal that a thread of ours has taken
                 sleep(0.1)
-                if report is not None and monotonic() >= due:
-                    due += REPORT_S
-                    print(f"{strftime('%H:%M:%S')} {report(server)}", file=sys.stderr, flush=True)  # noqa: T201
         finally:
             signal.signal(signal.SIGTERM, before)
     return 0

@@ -16,12 +16,10 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import (
@@ -88,7 +86,6 @@ class ScoreServer(Server):
         self.oracle = oracle if isinstance(oracle, MicroBatched) else MicroBatched(oracle)
         self._special_tokens = None if special_tokens is None else tuple(filter(None, special_tokens))
         self._lock, self._counts = threading.Lock(), Counter[str]()
-        self._seconds = deque[float](maxlen=10_000)  # of requests since the last report
         if app is None:
             app = json_app(threaded(self.reply))
         else:
@@ -105,7 +102,6 @@ class ScoreServer(Server):
         if (method, route) != ("POST", SCORE):
             text = f"There is no {method} {shorten(route)} here. There are: POST {SCORE}, GET {HEALTH}."
             return as_error(404, text, "not_found")
-        start = time.perf_counter()
         try:
             scored = self._answer(content)
         except Exception as error:  # noqa: BLE001 -- an oracle may be anybody's
@@ -117,7 +113,6 @@ class ScoreServer(Server):
             return answer
         with self._lock:
             self._counts.update(requests=1, rows=len(scored["scores"]))
-            self._seconds.append(time.perf_counter() - start)
         return as_json(scored)
 
     def health(self) -> dict[str, Any]:
@@ -125,19 +120,6 @@ class ScoreServer(Server):
         with self._lock:
             counts = {name: self._counts[name] for name in ("requests", "refused", "failed", "rows")}
         return {"status": "healthy", "oracle": self.oracle.name, **counts, "oracle_calls": self.oracle.calls}
-
-    def report(self) -> str:
-        """One line: how much was asked so far, and how long the requests since the last report took."""
-        totals = self.health()
-        with self._lock:
-            seconds = list(self._seconds)
-            self._seconds.clear()
-        # Of no request there is no quantile.
-        middle, late = 1000 * np.quantile(seconds, (0.5, 0.99)) if seconds else (0.0, 0.0)
-        times = f"; since the last line {len(seconds)}, p50 {middle:.1f} ms, p99 {late:.1f} ms" if seconds else ""
-        numbers = f"{totals['rows']} rows, {totals['refused']} refused, {totals['failed']} failed"
-        calls = f"{totals['oracle_calls']} calls of {self.oracle.name}"
-        return f"{totals['requests']} requests to {SCORE}: {numbers}, {calls}{times}"
 
     def _answer(self, content: bytes) -> dict[str, Any]:
         try:

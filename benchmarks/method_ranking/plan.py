@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from ... import agents, sandbox
-from ...cli.options import parse
+from ...cli.options import Count, parse
 from ...errors import CheckpointError, UnknownNameError
 from ...sandbox.dataset import SIZES
 from ..experiment.engine import COLUMNS, Experiment, cell_of, read_evaluation
@@ -34,7 +34,7 @@ from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.stored import cell_file
 from ..harness.study import Row, Study, StudyOptions, run_command
-from ..methods.job import FEEDBACK_OF, FEEDBACKS, Feedback, Job, Labellers, check_positive
+from ..methods.job import FEEDBACK_OF, FEEDBACKS, Feedback, Job, Labellers
 from ..methods.methods import BY_NAME, METHODS, Method, find_method
 from .page import page
 from .summary import BASELINE, JUDGED_BY, Credits, Summary
@@ -54,14 +54,13 @@ class MethodRankingOptions(StudyOptions):
     """Which methods, by name or as module:attribute of a Method of your own; SFT joins them. Default: all."""
     feedback: tuple[Labellers, ...] = ("ann", "human")
     """Whose labels to train on: the noisy pool of annotators', the human raters', or each in turn."""
-    num_eval: int = 805
+    num_eval: Count = 805
     """Instructions of eval that every method answers."""
-    processes: int = 2
+    processes: Count = 2
     """Cells at a time, each in a process with one torch thread."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, ("num_eval", "processes"))
         object.__setattr__(self, "num_eval", min(self.num_eval, SIZES["eval"]))  # those that there are
         if self.data not in (None, "sandbox"):
             raise ValueError(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +22,7 @@ from ...instructions import Demonstration, Preference
 from ...oracles.base import RewardOracle
 from ...oracles.registry import make_oracle
 from ...sandbox.dataset import Sandbox
-from .agent_options import OPTIONS, naming, with_defaults, with_options
-from .presets import PRESETS, Dtype, PresetName, choose_preset
+from .presets import OPTIONS, PRESETS, Dtype, PresetName, choose_preset, naming, with_defaults, with_options
 
 Labellers = Literal["ann", "human"]
 """Whose labels a method learns from, as options call them: p_sim^ann (25 % flips), or 16 human raters, one a label."""
@@ -91,33 +89,20 @@ class ModelOptions(Options):
         return tuple((field, value) for field, value in given.items() if value is not None)
 
     def settled(self) -> Self:
-        """With the preset that is chosen where none is given; the main process prints it and what it sets."""
+        """With the preset that is chosen where none is given; the main process says which and why."""
         from ...agents.processes import Processes
 
         if self.preset is not None:
             return self
         name, why = choose_preset(self.policy)
-        named, given = PRESETS[name], {**vars(self), **dict(self.changed)}
-        sets = {"dtype": named.dtype, **({} if is_adapter(self.policy) else {"lora": named.lora}), **named.fields}
-        shown = (f"{key.replace('_', ' ')} {value}" for key, value in sets.items() if given.get(key) is None)
-        text = f"Preset {name} ({why}): {', '.join(shown)}; --preset paper gives AlpacaFarm's settings."
         if self.policy != "sandbox" and Processes().is_main:
-            print(text, file=sys.stderr)
+            print(f"Preset {name} ({why}); --preset paper gives AlpacaFarm's settings.", file=sys.stderr)
         return replace(self, preset=name)
 
 
 def lora_settings(rank: int) -> dict[str, Any]:
     """Adapters of all linear layers; rank 8 and alpha 64 are those of AlpacaFarm's own LoRA runs."""
     return {"r": rank, "lora_alpha": 8 * rank, "target_modules": "all-linear"}
-
-
-def check_positive(options: object, names: Iterable[str]) -> None:
-    """Raises ValueError if a number is given but not finite and above 0."""
-    for name in names:
-        value = getattr(options, name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < math.inf:
-            expected = "1 or more" if isinstance(value, int) else "a finite number above 0"
-            raise ValueError(f"--{name.replace('_', '-')}: expected {expected}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,16 +186,6 @@ class Job:
         """Whether the longest response is the preset's."""
         return self.max_response_tokens == PRESETS[self.preset].max_response_tokens
 
-    @property
-    def limit_options(self) -> str:
-        """The options that decide the longest prompt and response, for the error of a model without room for them."""
-        prompt = "" if self.max_prompt_tokens is None else f"--max-prompt-tokens {self.max_prompt_tokens}, "
-        response = f"{prompt}--max-response-tokens {self.max_response_tokens}"
-        if not self.has_presets_limit:
-            return response
-        small = "" if self.preset == "sandbox" else "; a small model takes fewer, or --preset sandbox"
-        return f"{response} (of --preset {self.preset}{small})"
-
     def policy(self, **limits: int) -> agents.LanguageModel:
         """A fresh copy of the SFT policy; `limits` replace its longest prompt or response."""
         import torch
@@ -225,7 +200,10 @@ class Job:
         if self.lora:
             options |= {"lora": self.adapter("CAUSAL_LM"), "seed": self.seed}
         options |= {"device": default_device(), "dtype": getattr(torch, self.dtype or "float32")}
-        with naming(self.limit_options):
+        # The options that decide the limits, for the error of a model without room for them.
+        own = "" if self.max_prompt_tokens is None else f"--max-prompt-tokens {self.max_prompt_tokens}, "
+        preset = f" (of --preset {self.preset})" if self.has_presets_limit else ""
+        with naming(f"{own}--max-response-tokens {self.max_response_tokens}{preset}"):
             return agents.LanguageModel.from_pretrained(self.policy_folder, **options)
 
     def adapter(self, task: Literal["CAUSAL_LM", "SEQ_CLS"]) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ... import agents
-from ...cli.options import parse
+from ...cli.options import Count, Positive, parse
 from ...errors import DataError
 from ...folders import check_model, hash_model
 from ..experiment.engine import Experiment, Sampling
@@ -29,7 +29,7 @@ from ..harness.report import Provenance
 from ..harness.runner import Cell, follow, run_cells
 from ..harness.sources import Sources, data_content
 from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
-from ..methods.job import ModelOptions, check_positive
+from ..methods.job import ModelOptions
 from ..methods.presets import choose_preset
 from .page import COLUMNS, page, samples, stored_curves, unscored
 
@@ -47,27 +47,24 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
 
     seeds: int = 4
     """Number of independent runs: seeds 0 .. N-1."""
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: Count | None = None
     """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the policy
     can. Default: AlpacaFarm's 192."""
-    steps: int = 30
+    steps: Count = 30
     """PPO steps of each run, with every --preset."""
-    evaluate_every: int = 5
+    evaluate_every: Count = 5
     """Steps between evaluations."""
-    num_val: int = 400
+    num_val: Count = 400
     """Instructions of val answered at each evaluation; they choose the step."""
-    num_eval: int = 805
+    num_eval: Count = 805
     """Instructions of eval answered at each evaluation; they are what is reported."""
-    temperature: float = 0.7
+    temperature: Positive = 0.7
     """Sampling temperature of evaluated responses (the paper's)."""
-    processes: int = 2
+    processes: Count = 2
     """Runs at a time, each in a process with one torch thread."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = ("rollout_batch_size", "minibatch_size", "micro_batch_tokens", "sampling_batch", "max_prompt_tokens")
-        counts = ("steps", "evaluate_every", "num_val", "num_eval", "processes")
-        check_positive(self, (*counts, *sizes, "learning_rate", "temperature"))
         if self.template and self.policy == self.reward_model == "sandbox":
             raise ValueError("--template: expected --policy or --reward-model with it; the sandbox's have theirs")
 

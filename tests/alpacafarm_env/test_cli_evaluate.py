@@ -152,15 +152,15 @@ def test_a_leaderboard_row_with_bounds(call, tmp_path, capsys):
     assert [row["output_2"] for row in rows] == responses
     assert {(row["generator_1"], row["generator_2"]) for row in rows} == {("base", "g")}
     expected = leaderboard_row("g", credits, responses, [row["output"] for row in base])
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     names, cells = (line.split() for line in out.splitlines()[:2])
     shown = {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in expected.items()}
     assert dict(zip(names, cells, strict=True)) == shown
     num_lost = int(np.isnan(credits).sum())
     assert 0 < num_lost < 24
     low, high = (100 * np.nan_to_num(credits, nan=fill).mean() for fill in (0.0, 1.0))
-    assert f"{num_lost} of 24" in out
-    assert f"[{low:.2f}, {high:.2f}]" in out
+    assert f"{num_lost} of 24" in err
+    assert f"[{low:.2f}, {high:.2f}]" in err
     assert re.search("judge: eval, seed 0, .*sandbox-gpt4.*sandbox-chatgpt.*sandbox-davinci003.*127.0.0.1.*: base", out)
 
 

@@ -21,7 +21,6 @@ from command_files import write
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.cli import export as export_files
-from alpacafarm_env.cli.dataset_card import dataset_card
 from alpacafarm_env.cli.export import read_oracle
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import DataError, UnknownNameError, UnscoredError
@@ -191,7 +190,6 @@ def test_data_with_scores_and_a_card(tmp_path, capsys):
     _, head, text = (tmp_path / "out" / "README.md").read_text().split("---\n", 2)
     known = yaml.safe_load(head)
     assert known["configs"][0]["data_files"] == [{"split": "eval", "path": "eval.parquet"}]
-    assert known["size_categories"] == ["n<1K"]
     assert all(fact in text for fact in ("805", "simulation", "Davinci003", "'gold'", *map("`{}`".format, rows[0])))
 
 
@@ -234,9 +232,6 @@ def test_pairs_have_two_scores_and_a_judge(tmp_path, monkeypatch):
         assert main([*given, "--format", form, "--out", str(tmp_path / form)]) == 0
         (row,) = map(json.loads, (tmp_path / form / "preference.jsonl").read_text().splitlines())
         assert [row[name] for name in names] == [3.0, len(RESPONSES[0])]
-    pairs = sandbox.SANDBOX.preferences()[:20]
-    card = dataset_card(sandbox.SANDBOX, "preference", pairs, form="trl", fields=["prompt"], scores="none.")
-    assert all(fact in card for fact in ("20 pairs", "sim_ann", "simulation"))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from command_files import read, write
-from human_pairs import HOSTILE, MARKDOWN, SCRIPT
+from command_files import HOSTILE, MARKDOWN, SCRIPT, read, write
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.slow
@@ -51,7 +50,7 @@ class Command:
             port = free.getsockname()[1]
         write(folder / "pairs.json", rows)
         self.out = folder / "labels.json"
-        options = ["--out", str(self.out), "--port", str(port), "--no-browser", "--seed", "0"]
+        options = ["--out", str(self.out), "--port", str(port)]
         self.args = [sys.executable, "-m", "alpacafarm_env", "annotate-human", str(folder / "pairs.json"), *options]
         self.start()
 

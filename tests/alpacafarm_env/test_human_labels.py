@@ -10,13 +10,12 @@ from html import unescape
 import gymnasium as gym
 import numpy as np
 import pytest
-from command_files import read, write
-from human_pairs import LONG_AGO, SCRIPT, Page, make_pairs, open_session, run, undo
+from command_files import LONG_AGO, SCRIPT, Page, human_pairs, open_session, read, run, undo, write
 
 from alpacafarm_env import sandbox
 from alpacafarm_env.data.load import read_critiques, read_ratings
 from alpacafarm_env.errors import DataError, UnknownNameError
-from alpacafarm_env.human.labels import annotators, load_labels, skipped_path, summary, write_labels
+from alpacafarm_env.human.labels import annotators, load_labels, skipped_path, write_labels
 from alpacafarm_env.human.session import MOST_CRITIQUE, Session
 from alpacafarm_env.human.tasks import PAIRS, SINGLES, load_tasks, read_form
 from alpacafarm_env.instructions import Instruction
@@ -194,8 +193,6 @@ def test_agreement_of_ratings_is_as_counted_by_hand(tmp_path):
     ann, bob = annotators(session.store.all())
     assert (sum(ann.agreed), len(ann.agreed), sum(bob.agreed)) == (20, 20, 0)
     assert ann.flag == bob.flag == ""
-    assert "5.00" in "\n".join(summary(session.store.all()))
-    assert "6.00" in "\n".join(summary(session.store.all()))
 
 
 def test_the_page_asks_for_a_rating_and_words(tmp_path):
@@ -238,14 +235,13 @@ def test_the_oracle_replays_what_the_command_collects(tmp_path, monkeypatch, cap
             urllib.request.urlopen(f"{server.url}answer", data=data.encode()).close()
 
     assert run(monkeypatch, source, "--out", out, act=rate_all) == 0
-    assert "3.50" in capsys.readouterr().out
     given = {row["instruction"]: row["rating"] for row in read(out)}
     spec = {"rating": {"human": str(out)}}
     verdicts = judge(make_oracle(spec, dataset=sandbox.SANDBOX), [*rows, rows[0]], ["mine", "mine", "yours"])
     np.testing.assert_array_equal(verdicts.scores, [*(given[row.instruction] for row in rows), math.nan])
     assert verdicts.details["critique"].tolist() == ["from Ann", "from Ann", ""]
     assert verdicts.details["unscored_reason"].tolist() == ["", "", NEVER_RATED]
-    assert run(monkeypatch, write(tmp_path / "pairs.json", make_pairs(2)), "--out", tmp_path / "ratings.jsonl") == 2
+    assert run(monkeypatch, write(tmp_path / "pairs.json", human_pairs(2)), "--out", tmp_path / "ratings.jsonl") == 2
     assert "ratings of responses" in capsys.readouterr().err
 
 
@@ -264,7 +260,7 @@ def test_several_ratings_are_averaged(tmp_path):
 def test_what_cannot_be_rated_is_refused(tmp_path):
     path = tmp_path / "rows.json"
     assert read_form(write(path, singles(1))) is SINGLES
-    assert read_form(write(path, make_pairs(1))) is PAIRS
+    assert read_form(write(path, human_pairs(1))) is PAIRS
     for rows, reason in (
         (singles(1, rating=8), "rating"),
         ([*singles(1), *singles(1)], "record 2"),
@@ -274,7 +270,7 @@ def test_what_cannot_be_rated_is_refused(tmp_path):
             load_tasks(write(path, rows), SINGLES)
     with pytest.raises(DataError, match="record 1 field 'rating'"):
         load_tasks(write(path, singles(1)), SINGLES, key=True)
-    session = open_session(tmp_path, make_pairs(2))  # nothing is stored yet
+    session = open_session(tmp_path, human_pairs(2))  # nothing is stored yet
     rate(Session(session.store, load_tasks(write(path, singles(1)), SINGLES)), "Ann", 3)
     with pytest.raises(DataError, match="ratings of responses"):
         Session(session.store, session.parts["labels"])

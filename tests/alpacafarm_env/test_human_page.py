@@ -2,15 +2,24 @@
 
 import json
 import re
-import socket
 import time
 import urllib.request
 from html import unescape
-from urllib.parse import urlsplit
 
 import pytest
-from command_files import read, write
-from human_pairs import LONG_AGO, SCRIPT, Page, judge, make_pairs, open_session, qualification, run, undo
+from command_files import (
+    LONG_AGO,
+    SCRIPT,
+    Page,
+    human_pairs,
+    judge,
+    open_session,
+    qualification,
+    read,
+    run,
+    undo,
+    write,
+)
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.human.session import Session
@@ -25,7 +34,7 @@ from alpacafarm_env.human.page import PageServer
 
 @pytest.fixture
 def page(tmp_path):
-    return Page(open_session(tmp_path, make_pairs(4)))
+    return Page(open_session(tmp_path, human_pairs(4)))
 
 
 def shown(text):
@@ -90,9 +99,8 @@ def test_the_browser_is_told_to_ask_nobody_else(page):
 
 
 def test_answers_that_cannot_be_meant_are_not_stored(page):
-    shown, late = page.session.standing("Ann").pair.key, f"{time.time() - 2 * 24 * 3600:.1f}"
-    for fields in ({"since": f"{time.time():.3f}"}, {"since": late}, {"since": "-1e308"}, {"since": "0"}):
-        assert 'role="alert"' in page.post("answer", choice="1", **fields).text
+    shown = page.session.standing("Ann").pair.key
+    assert 'role="alert"' in page.post("answer", choice="1", since=f"{time.time():.3f}").text
     assert 'role="alert"' in page.post("answer", reason="").text
     assert page.session.store.all() == []
     replies = [page.post("answer", choice=choice, pair=shown) for choice in ("1", "4")]
@@ -116,7 +124,7 @@ def test_a_double_click_on_undo_takes_back_one(page):
 
 
 def test_a_names_case_does_not_matter(tmp_path):
-    page = Page(open_session(tmp_path, make_pairs(2), qualification(1)))
+    page = Page(open_session(tmp_path, human_pairs(2), qualification(1)))
     judge(page.session, "Änn", 1)
     for name in ("änn", "ÄNN"):
         text = page.work(name)
@@ -152,7 +160,7 @@ def test_a_skip_has_a_reason(page):
 
 
 def test_who_is_kept_out_gets_no_pair(tmp_path):
-    page = Page(open_session(tmp_path, make_pairs(2), [*qualification(8), *make_pairs(2, preference=1)]))
+    page = Page(open_session(tmp_path, human_pairs(2), [*qualification(8), *human_pairs(2, preference=1)]))
     assert "Qualification" in page.work()
     assert 'id="skip"' not in page.work()
     for n in range(10):
@@ -169,7 +177,7 @@ def test_a_database_that_fails_is_an_error(page):
 
 
 def test_labels_are_exported_while_the_page_is_served(tmp_path, monkeypatch):
-    pairs, out = write(tmp_path / "pairs.json", make_pairs(3)), tmp_path / "labels.json"
+    pairs, out = write(tmp_path / "pairs.json", human_pairs(3)), tmp_path / "labels.json"
 
     def label(_):
         assert not out.exists()
@@ -184,17 +192,14 @@ def test_labels_are_exported_while_the_page_is_served(tmp_path, monkeypatch):
     assert run(monkeypatch, pairs, "--out", out, act=lambda _: read(out)) == 0  # there since the start
 
 
-def test_the_address_has_the_secret_and_a_name(tmp_path):
-    session = open_session(tmp_path, make_pairs(2))
+def test_the_address_has_the_secret(tmp_path):
+    session = open_session(tmp_path, human_pairs(2))
     with PageServer(session, "") as server, urllib.request.urlopen(f"{server.url}work?name=Ann") as reply:
         assert len(shown(reply.read().decode())) == 2
-    with PageServer(session, "", host="", allow_remote=True) as server:
-        assert urlsplit(server.url).hostname == socket.gethostname().lower()
-        assert server.url.endswith(f"/{session.store.token}/")
 
 
 def test_the_command_goes_on_at_the_same_address(tmp_path, monkeypatch, capsys):
-    pairs, out = write(tmp_path / "pairs.json", make_pairs(3)), tmp_path / "labels.json"
+    pairs, out = write(tmp_path / "pairs.json", human_pairs(3)), tmp_path / "labels.json"
     secrets = []
 
     def label(server):
@@ -212,16 +217,10 @@ def test_the_command_goes_on_at_the_same_address(tmp_path, monkeypatch, capsys):
     out.unlink()
     assert run(monkeypatch, pairs, "--out", out, "--export", act=lambda server: pytest.fail("served")) == 0
     assert {row["raw_preference"] for row in read(out)} <= {2, 3}
-    capsys.readouterr()
-    assert run(monkeypatch, pairs, "--out", out, "--export", "--without", "ann") == 0
-    assert read(out) == []
-    assert next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Ann")).endswith("left out")
-    assert run(monkeypatch, pairs, "--out", out, "--export", "--without", "Anna") == 2
-    assert "Ann" in capsys.readouterr().err.replace("Anna", "")
 
 
 def test_labels_without_their_database_are_not_overwritten(tmp_path, monkeypatch, capsys):
-    session = open_session(tmp_path, make_pairs(3))
+    session = open_session(tmp_path, human_pairs(3))
     pairs, out, database = tmp_path / "pairs.json", tmp_path / "labels.json", tmp_path / "labels.sqlite"
     judge(session, "Ann", 1)
     session.answer("Bob", session.standing("Bob").pair.key, 9.0, reason="no idea")
@@ -238,17 +237,17 @@ def test_labels_without_their_database_are_not_overwritten(tmp_path, monkeypatch
         assert not database.exists()
         kept.unlink()
     kept.write_text(before)
-    open_session(tmp_path, make_pairs(3)).store.close()  # a new one, and empty
+    open_session(tmp_path, human_pairs(3)).store.close()  # a new one, and empty
     assert run(monkeypatch, pairs, "--out", out) == 2
     (tmp_path / "away" / "labels.sqlite").rename(database)
-    session = open_session(tmp_path, make_pairs(3))
+    session = open_session(tmp_path, human_pairs(3))
     assert undo(session, "Ann") == ""
     session.store.close()
     assert run(monkeypatch, pairs, "--out", out) == 0
 
 
 def test_an_answered_qualification_set_must_be_given(tmp_path, monkeypatch, capsys):
-    session = open_session(tmp_path, make_pairs(2), qualification(2))
+    session = open_session(tmp_path, human_pairs(2), qualification(2))
     for _ in range(2):
         judge(session, "Ann", 2)
     session.store.close()
@@ -260,14 +259,12 @@ def test_an_answered_qualification_set_must_be_given(tmp_path, monkeypatch, caps
 
 
 def test_what_cannot_be_served_is_refused(tmp_path, monkeypatch, capsys):
-    pairs, out = write(tmp_path / "pairs.json", make_pairs(3)), tmp_path / "labels.json"
-    assert run(monkeypatch, pairs, "--out", out, "--host", "", "--seed", "1") == 2
+    pairs, out = write(tmp_path / "pairs.json", human_pairs(3)), tmp_path / "labels.json"
+    assert run(monkeypatch, pairs, "--out", out, "--host", "") == 2
     assert "--allow-remote" in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == [pairs]
+    assert not out.exists()
     write(tmp_path / "mine.json", [{"instruction": "x"}])
     assert run(monkeypatch, pairs, "--out", tmp_path / "mine.json") == 2
     assert json.loads((tmp_path / "mine.json").read_text()) == [{"instruction": "x"}]
     assert run(monkeypatch, pairs, "--out", pairs) == 2
     assert run(monkeypatch, pairs, "--out", out, "--guideline", tmp_path / "none.txt") == 2
-    Store(tmp_path / "labels.sqlite").close()
-    assert run(monkeypatch, pairs, "--out", out, "--seed", "9") == 2

@@ -193,7 +193,6 @@ raise SystemExit(command.main(["show"]))
     [
         ["show"],
         JUDGE,
-        ["annotate-human", "pairs.json", "--out", "out.json"],
         ["export", "--format", "trl", "--out", "out"],
         ["serve", "AlpacaFarm-Gold-v0"],
         ["judge-server"],

@@ -2,12 +2,9 @@
 
 import json
 import random
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,6 @@ from alpacafarm_env.judge_server import scoring
 from alpacafarm_env.judge_server.scoring import ScoreServer
 from alpacafarm_env.oracles import Constant, MicroBatched, judge, make_oracle
 
-ROOT = Path(__file__).resolve().parents[2]
 SERVERS = [ScoreServer, partial(ScoreServer, app=Starlette())]
 """The server by itself, and beside an application."""
 GOOD = {"instructions": ["Say a.", "Say b."], "responses": ["a", "bb"]}
@@ -124,14 +120,13 @@ def test_clients_who_ask_together_are_one_call(make):
     assert oracle.calls == 1
 
 
-def test_health_and_the_report_count_what_was_asked():
+def test_health_counts_what_was_asked():
     with ScoreServer(Constant(0.5)) as server:
         for body in (GOOD, GOOD, {}):
             ask(server, body=body)
         counts = {"requests": 2, "refused": 1, "failed": 0, "rows": 4, "oracle_calls": 2}
         assert ask(server, "/health", b"", "GET") == (200, {"status": "healthy", "oracle": "constant", **counts})
         assert ask(server, "/get_reward")[0] == ask(server, "/score", b"", method="GET")[0] == 404
-        assert server.report().startswith("2 requests")
 
 
 def mangled(rng):
@@ -172,21 +167,6 @@ def test_no_body_breaks_the_server(count):
             assert ("scores" in content) == (status == 200)
         assert post(connection, "/score", GOOD)[2]["scores"] == [0.5, 0.5]
     assert statuses == {200, 400}
-
-
-def test_the_command_logs_while_it_serves():
-    code = "import sys; from alpacafarm_env.judge_server import http; http.REPORT_S = 0.2\n"
-    code += "from alpacafarm_env.__main__ import main; sys.exit(main())"
-    command, pipe = [sys.executable, "-c", code, "serve", "AlpacaFarm-Gold-v0"], subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
-        try:
-            assert process.stdout.readline().strip().endswith("/score")
-            assert "0 requests" in process.stderr.readline()
-            process.terminate()
-            assert process.wait(20) == 0
-            assert "Traceback" not in process.stderr.read()
-        finally:
-            process.kill()
 
 
 def test_what_cannot_be_served_is_refused(capsys, monkeypatch):

@@ -1,6 +1,6 @@
 """Made-up studies for the tests of the method ranking: methods, rows, and credits whose means are exactly the rows'."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from alpacafarm_env.benchmarks.methods.methods import Method, make_feedme
 JUDGES = ("win_rate_simulated", "win_rate_human")
 NUM = 100
 """Instructions; a win rate is then a whole number of percent."""
-SMALL = Method("small", "Small", lambda job: make_feedme(job, lambda job: job.preferences()[:256]), "preferences")
+SMALL = Method("small", "Small", lambda job: make_feedme(replace(job, one_batch=True)), "preferences")
 
 
 @dataclass(frozen=True)
