@@ -33,37 +33,15 @@ _REFUSALS: Final = {
 }
 
 
-class Kind(NamedTuple):
-    """A fault: how it looks to the client, whether the work was charged, and whether the reply holds the answer."""
-
-    about: str
-    billed: bool
-    usable: bool = False
-
-
-FAULTS: Final[Mapping[str, Kind]] = {
-    "retry_after_seconds": Kind("status 429, Retry-After in seconds", billed=False),
-    "retry_after_date": Kind("status 429, Retry-After as an HTTP date", billed=False),
-    "retry_after_ms": Kind("status 429, retry-after-ms in milliseconds", billed=False),
-    "retry_after_garbage": Kind("status 429, a Retry-After that says nothing", billed=False),
-    "server_error": Kind("status 500", billed=False),
-    "unavailable": Kind("status 503", billed=False),
-    "reset": Kind("the connection is reset in the middle of the answer", billed=True),
-    "cut_json": Kind("status 200, half of the JSON body", billed=True),
-    "html": Kind("status 200, a page of HTML", billed=False),
-    "error_in_200": Kind("status 200, an error object instead of an answer", billed=False),
-    "empty_choices": Kind("status 200, a list of no choices", billed=True),
-    "null_content": Kind("status 200, null where the text belongs", billed=True),
-    "wrong_count": Kind("status 200, a verdict too few or too many", billed=True),
-    "content_filter": Kind("status 200, no text, finish_reason content_filter", billed=True),
-    "finish_length": Kind("status 200, half of the text, finish_reason length", billed=True),
-    "drip": Kind("the answer arrives one byte at a time, drip_s apart", billed=True, usable=True),
-    "hang": Kind("nothing arrives for hang_s, then the connection ends", billed=True),
-    "absurd_usage": Kind("the answer with negative tokens or 10^12 of them", billed=True, usable=True),
-    "no_usage": Kind("the answer without its count of tokens", billed=True, usable=True),
-    "echo_key": Kind("status 401, the message quotes the key that was sent", billed=False),
-    "redirect": Kind("status 307 to redirect_to", billed=False),
-}
+BILLED: Final = (
+    *("reset", "cut_json", "empty_choices", "null_content", "wrong_count", "content_filter", "finish_length"),
+    *("drip", "hang", "absurd_usage", "no_usage"),
+)
+"""Faults for which the work was charged."""
+USABLE: Final = frozenset(("drip", "absurd_usage", "no_usage"))
+"""Faults whose reply holds the answer."""
+FAULTS: Final = (*_REFUSALS, "html", *BILLED)
+"""All: refusals by status, a page of HTML in the place of JSON, and replies that are spoiled."""
 
 
 class Draw(NamedTuple):
@@ -92,7 +70,7 @@ class Faults:
     redirect_to: str = "http://elsewhere.invalid/v1/chat/completions"
 
     def __post_init__(self) -> None:
-        assert self.rates.keys() <= FAULTS.keys()
+        assert self.rates.keys() <= set(FAULTS)
         assert sum(self.rates.values()) <= 1 + 1e-9
 
     def draw(self, seed: int, body: str, occurrence: int) -> Draw:
@@ -102,7 +80,7 @@ class Faults:
         chance, detail = (
             float(keyed_uniforms(seed, stream, [(body, str(occurrence))])[0]) for stream in ("fault", "fault detail")
         )
-        for name in FAULTS:  # in this order, whatever the file's, so that equal rates give equal faults
+        for name in FAULTS:
             chance -= self.rates.get(name, 0.0)
             if chance < 0:
                 return Draw(name, detail)
@@ -163,10 +141,10 @@ class FaultyJudgeServer(JudgeServer):
             self._faulted.update([draw.fault] if draw.fault else [])
         if draw.fault is None:
             return super()._deliver(answer, digest, key)
-        reply, kind = self._spoiled(answer, draw, key), FAULTS[draw.fault]
+        reply = self._spoiled(answer, draw, key)
         status = "none" if draw.fault == "hang" else str(reply.status_code)
-        self._useless += status == "200" and not kind.usable
-        self._count(status, answer if kind.billed else None)
+        self._useless += status == "200" and draw.fault not in USABLE
+        self._count(status, answer if draw.fault in BILLED else None)
         return reply
 
     def _spoiled(self, answer: JudgeAnswer, draw: Draw, key: str) -> Response:

@@ -1,9 +1,183 @@
-"""Tiny instruct models in folders as the hub has them: bfloat16, sharded, several ends, rows beyond the tokenizer's."""
+"""Tiny tokenizers and instruct models built as those of real families: Qwen 2.5, Llama 3, Gemma 2 and Mistral.
+
+Models lie in folders as the hub has them: bfloat16, sharded, several ends, rows beyond the tokenizer's.
+"""
 
 from pathlib import Path
 from typing import Any
 
-from chat_tokenizers import ENDS, build_chat_tokenizer
+QWEN = """
+{%- if messages[0]['role'] != 'system' %}
+    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+LLAMA_3 = """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = "26 Jul 2024" %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{{- "Today Date: " + date_string + "\\n\\n" }}
+{{- system_message }}
+{{- "<|eot_id|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}"
+    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}"
+    "{% endif %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
+)
+MISTRAL = """{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('After the optional system message, conversation roles must alternate user/assistant.') }}
+    {%- endif %}
+    {%- if message['role'] == 'user' %}
+        {%- if loop.first and system_message is defined %}
+            {{- ' [INST] ' + system_message + '\\n\\n' + message['content'] + ' [/INST]' }}
+        {%- else %}
+            {{- ' [INST] ' + message['content'] + ' [/INST]' }}
+        {%- endif %}
+    {%- else %}
+        {{- ' ' + message['content'] | trim + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+REASONING = {
+    "kept apart": """
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- set thought, said = '', message.content %}
+        {%- if '</think>' in said %}
+            {%- set thought = said.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set said = said.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}
+        {{- said.lstrip('\\n') + '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+""",
+    "dropped": """
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '<|im_start|>' + message.content }}
+    {%- else %}
+        {{- '<|vision_pad|>' + message.content.split('</think>')[-1] + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|vision_pad|><think>\\n' }}
+{%- endif %}
+""",
+}
+"""Of the kinds of Qwen 3 and DeepSeek R1: what stands before the last </think> is written elsewhere, or nowhere."""
+TEMPLATES = {"qwen": QWEN, "llama-3": LLAMA_3, "gemma": GEMMA, "mistral": MISTRAL}
+FAMILIES = tuple(TEMPLATES)
+_LLAMA_3 = [
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+]
+SPECIAL = {
+    "qwen": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_pad|>", "<|image_pad|>"],
+    "llama-3": [*_LLAMA_3, "<|reserved_special_token_0|>", "<|finetune_right_pad_id|>"],
+    "gemma": ["<pad>", "<eos>", "<bos>", "<unk>", "<unused0>", "<start_of_turn>", "<end_of_turn>"],
+    "mistral": ["<unk>", "<s>", "</s>"],
+}
+NAMED = {
+    "qwen": {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    "llama-3": {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
+    "gemma": {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"},
+    "mistral": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+}
+"""As the hub has them: Llama 3 and Mistral without a padding token."""
+ENDS = {
+    "qwen": ["<|im_end|>", "<|endoftext|>"],
+    "llama-3": ["<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"],
+    "gemma": ["<end_of_turn>", "<eos>"],
+    "mistral": ["</s>"],
+}
+"""What ends a response; first what ends a turn. Gemma's generation config lists the last one only."""
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Llama 3 and Qwen cut texts: line breaks stay together."""
+CORPUS = [
+    "system user assistant model You are a helpful assistant.\nToday Date: 26 Jul 2024\n\n",
+    "List two birds.\n\nThe robin and the wren sing in the morning. What is it? [INST] [/INST]",
+]
+
+
+def build_chat_tokenizer(family: str) -> Any:
+    """Byte-level BPE with merges of its own; for Gemma and Mistral BPE of SentencePiece's kind. All but Qwen's put BOS
+    in front of a text, beside that which their chat templates write."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    spaced = family in ("gemma", "mistral")
+    backend = Tokenizer(models.BPE(unk_token="<unk>") if spaced else models.BPE())
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if spaced:
+        scheme: Any = {"gemma": "never", "mistral": "first"}[family]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Metaspace(prepend_scheme=scheme), pre_tokenizers.Split("\n", "isolated")]
+        )
+        backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+        alphabet = [chr(code) for code in (10, *range(32, 127))]
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(WORDS), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        )
+        backend.decoder = decoders.ByteLevel()
+    special = SPECIAL[family]
+    backend.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+    )
+    if bos := NAMED[family].get("bos_token"):
+        pair = (bos, backend.token_to_id(bos))
+        backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[pair])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **NAMED[family])
+    tokenizer.add_special_tokens({"additional_special_tokens": special}, replace_extra_special_tokens=False)
+    tokenizer.chat_template = TEMPLATES[family]
+    return tokenizer
+
 
 SIZES = {
     "hidden_size": 32,

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from chat_tokenizers import ENDS, FAMILIES
-from hub_models import build_hub_folder
+from hub_models import ENDS, FAMILIES, build_hub_folder
 from tiny_worlds import TEMPLATE, TEXTS, build_llama, generator
 from transformers import (
     AutoConfig,

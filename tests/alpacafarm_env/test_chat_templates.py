@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from chat_tokenizers import ENDS, FAMILIES, REASONING, build_chat_tokenizer
+from hub_models import ENDS, FAMILIES, REASONING, build_chat_tokenizer
 from tokenizers import AddedToken
 
 from alpacafarm_env.chat_templates import ChatTemplate, chat_template, check_template, ids_around, load_template
@@ -108,7 +108,7 @@ def test_pairs_equal_the_librarys_for_reasoning_templates(kind):
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.chat_template = REASONING[kind]
     template = ChatTemplate.of(tokenizer)
-    parts = ("", "\n", "<think>", "</think>", "List two birds.", " robin ", "\n\nwren")
+    parts = ("", "\n", "<think>", "</think>", " robin ")
     answers = ["".join(row) for row in itertools.product(parts, repeat=3)]
     asks = [answer.replace("think", "thing") for answer in reversed(answers)]
     expected = [library_ids(tokenizer, conversation(x, y)) for x, y in zip(asks, answers, strict=True)]

@@ -12,8 +12,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from stable_baselines3.common.env_checker import check_env as sb3_check_env
-from stable_baselines3.common.env_util import make_vec_env
 
 from alpacafarm_env import DataError, InvalidResponseError, InvalidResponseTypeError, UnknownNameError, UnscoredError
 from alpacafarm_env.envs.instruction import InstructionEnv
@@ -221,6 +219,10 @@ def all_differ(frames):
 
 
 def test_ansi_rendering_returns_the_episode_so_far(make, capsys):
+    env = make(None)
+    env.reset()
+    with pytest.warns(UserWarning, match="render_mode"):
+        assert env.render() is None
     env = make("ansi")
     with pytest.raises(ResetNeeded):
         env.render()
@@ -245,13 +247,6 @@ def test_human_rendering_prints_by_itself(make, make_batch, capsys):
     batch.reset()
     batch.step(["first response", "second response"])
     assert "second response" in capsys.readouterr().out
-
-
-def test_rendering_without_a_mode_warns(make):
-    env = make(None)
-    env.reset()
-    with pytest.warns(UserWarning, match="render_mode"):
-        assert env.render() is None
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -283,9 +278,7 @@ def test_a_frame_shows_instruction_response_and_reward():
     np.testing.assert_array_equal(scored, Episode(*said, 0.5, "gold").frame())
 
 
-@pytest.mark.parametrize(
-    "text", ["", "word " * 10_000, "x" * 2**20, "line\n" * 500, "日本語 🙂 \t\r\x00\u2028 é", "\n" * 300], ids=len
-)
+@pytest.mark.parametrize("text", ["", "x" * 2**20, "line\n" * 500, "日本語 🙂 \t\r\x00\u2028 é"], ids=len)
 def test_any_text_fits_into_a_frame(text):
     start = time.process_time()
     frame, longer = Episode(text, text, 1.0, "gold").frame(), Episode(text, text + "!", 1.0, "gold").frame()
@@ -313,13 +306,3 @@ def test_the_token_environment_shows_the_response_so_far():
     assert all_differ(frames)
     env.reset(seed=0)
     np.testing.assert_array_equal(env.render(), frames[0])
-
-
-@pytest.mark.filterwarnings("error")
-def test_stable_baselines3_makes_and_checks_the_id():
-    env = make_vec_env("AlpacaFarm-Token-v0", 8, seed=0, env_kwargs={"oracle": "constant"})
-    assert env.reset()["input_ids"].shape == (8, 256)
-    env.step(np.full(8, 5))
-    assert all_differ(env.get_images()[:2])
-    made = gym.make("AlpacaFarm-Token-v0", oracle="constant", render_mode="rgb_array", disable_env_checker=True)
-    sb3_check_env(made.unwrapped, skip_render_check=False)

@@ -102,11 +102,6 @@ def test_fields_are_substituted_once(field):
     assert SHORT.render(Instruction(field, "more")) == f"{field}|more>"
 
 
-def test_tail_is_what_stands_before_a_response():
-    assert ALPACA.tail == "\n\n### Response:"
-    assert PromptTemplate("{input}{instruction}", "{instruction}").tail == ""
-
-
 @pytest.mark.parametrize(
     ("texts", "fact"),
     [
@@ -166,15 +161,6 @@ def test_it_is_a_text_equal_by_bounds():
     assert UnicodeText(5) == UnicodeText(5)
     assert UnicodeText(5) not in (UnicodeText(6), Text(5))
     assert repr(UnicodeText(5)) == "UnicodeText(0, 5)"
-
-
-def test_it_is_cheap_to_build_copy_and_pickle():
-    start = time.process_time()
-    for _ in range(100):
-        UnicodeText()
-    assert time.process_time() - start < 0.1
-    assert len(pickle.dumps(UnicodeText())) < 20_000
-    assert copy.deepcopy(UnicodeText(7)) == pickle.loads(pickle.dumps(UnicodeText(7))) == UnicodeText(7)
 
 
 def test_batches_are_tuples_of_texts_and_seeded():

@@ -5,10 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
-from alpacafarm_env import sandbox
+from alpacafarm_env import InvalidResponseTypeError, sandbox
+from alpacafarm_env.envs.registration import IDS
 from alpacafarm_env.errors import DataError, UnscoredError
 from alpacafarm_env.integrations import scorer
 from alpacafarm_env.integrations import verl as ours
@@ -127,3 +129,39 @@ def test_trl_s_prompts_have_what_the_reward_reads():
     need("datasets")
     rows = prompts()
     assert rows[0]["instruction"] == rows[0]["prompt"][0]["content"]
+
+
+@pytest.fixture
+def envs():
+    return need("torchrl.envs", "torchrl")
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_torchrls_check_of_an_environment_passes(envs, id):
+    envs.check_env_specs(envs.GymEnv(id))
+
+
+def test_an_episode_of_texts_is_that_of_the_environment(envs):
+    env = envs.GymWrapper(gym.make("AlpacaFarm-Gold-v0"))
+    asked = env.reset(seed=3)
+    asked.set_non_tensor("action", "A lion is brave.")
+    expected = sandbox.gold_oracle().score([asked["observation"]], ["A lion is brave."])
+    stepped = env.step(asked)["next"]
+    assert stepped["reward"].tolist() == pytest.approx(expected.tolist())
+    assert stepped["terminated"].all()
+
+
+def test_episodes_of_tokens_are_batched_natively(envs):
+    one = {"name": "constant", "value": 1.0}
+    env = envs.GymWrapper(gym.make_vec("AlpacaFarm-Token-v0", num_envs=3, oracle=one, autoreset_mode="Disabled"))
+    envs.check_env_specs(env)
+    steps = env.rollout(130, break_when_any_done=False)["next"]  # of at most 64 tokens an episode
+    assert (steps["done"].sum(1) >= 2).all()
+    assert (steps["reward"] == steps["done"]).all()
+
+
+def test_a_batch_of_texts_is_refused(envs):
+    """TorchRL hands on one text for all slots."""
+    env = envs.GymWrapper(gym.make_vec("AlpacaFarm-Gold-v0", num_envs=3, autoreset_mode="Disabled"))
+    with pytest.raises(InvalidResponseTypeError, match="3 responses"):
+        env.rollout(2)

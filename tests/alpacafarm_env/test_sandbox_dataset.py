@@ -1,6 +1,5 @@
 """The sandbox as a dataset: what its splits hold, and tasks that are read from an instruction's text alone."""
 
-import copy
 import gzip
 import hashlib
 import json
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import DataError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.sandbox import SANDBOX, dataset, gold, tasks, world, writers
@@ -40,11 +38,6 @@ def test_eval_sources_have_the_papers_sizes():
     verbs = {s: Counter(tasks.read(str(row)).verb for row in rows if row.source == s) for s in EVAL_SOURCES}
     assert len({counts.most_common(1)[0][0] for counts in verbs.values()}) >= 3
     assert not any(row.input for row in rows if row.source == "vicuna")
-
-
-def test_another_seed_gives_other_texts(monkeypatch):
-    monkeypatch.setattr(dataset, "SIZES", {"val": 50})
-    assert dataset.generate(1) == dataset.generate(1) != dataset.generate(2)
 
 
 def test_references_and_demonstrations_are_the_written_ones():
@@ -98,11 +91,6 @@ def test_errors_say_what_to_do(tmp_path):
         Sandbox(tmp_path).instructions("val")
 
 
-def test_the_dataset_by_name():
-    assert load_dataset("sandbox") is copy.deepcopy(SANDBOX) is SANDBOX
-    assert (SANDBOX.name, SANDBOX.level) == ("sandbox", "sandbox")
-
-
 def test_equal_rows_give_equal_bytes(tmp_path):
     """Whatever a policy may sample: every kind of line break stays within its row."""
     rows = [{"output": text} for text in ("", "a\nb", "\r\n", "\u2028\u2029\x85\x0b\x0c\x1c", "日本🦁", '"\\')]
@@ -151,13 +139,6 @@ def test_every_word_of_the_world_is_one_token():
     assert [start for start in starts if len(encode(start)) != len(start.split())] == []
 
 
-def test_the_worlds_words_are_whole_tokens():
-    """As many tokens as the byte-level split makes pieces, in every fifth instruction and reference of eval."""
-    pieces = TOKENIZER.backend_tokenizer.pre_tokenizer.pre_tokenize_str
-    for text in (*sandbox.SANDBOX.instructions("eval")[::5], *sandbox.SANDBOX.references("eval")[::5]):
-        assert len(encode(str(text))) == len(pieces(str(text))), text
-
-
 @pytest.mark.parametrize("folder", [sandbox.POLICY, sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN])
 def test_the_shipped_models_have_this_tokenizer(folder):
     shipped = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -193,16 +174,6 @@ def test_read_inverts_the_wording(seed, template):
     assert task.form == asked_form
 
 
-def test_many_verbs_and_all_forms_and_greetings_occur():
-    asks = [drawn(seed, template) for seed in range(40) for template in tasks.TEMPLATES]
-    read = [tasks.read(str(ask)) for ask in asks]
-    assert {task.verb for task in read} == {template.verb for template in tasks.TEMPLATES}
-    assert len({template.verb for template in tasks.TEMPLATES}) == len(tasks.TEMPLATES) >= 15
-    assert {task.form for task in read} == {"any", "list", "sentence"}
-    texts = " ".join(map(str, asks))
-    assert all(phrase in texts for phrase in tasks.wordings())
-
-
 def test_a_task_read_by_hand():
     lion = ("meat", "zebra", "antelope", "buffalo", "gazelle", "carrion")
     fox = ("mice", "insects", "eggs", "berries", "worms", "pheasant")
@@ -220,24 +191,18 @@ def test_a_task_read_by_hand():
     "text",
     [
         "",
-        " ",
         "What is the capital of France?",
         "List three traits of a unicorn.",  # no such topic
         "List three strings of a lion.",  # no such noun
         "List three sounds of a lion.",  # a noun of another kind of topic
         "Compare a lion and soup by two traits.",
-        "List banana traits of a lion.",  # no number
-        "List zero traits of a lion.",
         "List 3 traits of a lion.",
         "List three traits of a lion. Use a table.",
         "List three traits of a lion.\n\nItems: brave",  # that wording has no input
-        "Pick all unicorns from the input.\n\nItems: lion, fox",
         "Pick all animals from the input.\n\nItems: piano, soup",  # nothing to pick
         "Pick all animals from the input.",  # the input is missing
         "Rewrite the input in a better form.\n\nHello, world!",
         "Continue the traits of a lion with two more.\n\nItems: brave, golden, proud, roaring, majestic, fierce",
-        "Classify the input and add two of its traits.\n\nItem: a unicorn",
-        "list three traits of a lion. List three traits of a lion.",
         "Décris un lion avec trois détails. 🦁",
     ],
 )
@@ -271,12 +236,6 @@ def test_claim_words_are_single_lower_case_words():
     assert not set(ITEMS) & (topics | kinds)
     assert set(world.topic_categories()) == topics
     assert all(re.fullmatch("[a-z]+", word) for word in world.claim_words())
-
-
-def test_courtesies_verbs_and_articles_claim_nothing():
-    verbs = " ".join(aspect.verb for _, aspect in ASPECTS)
-    spoken = " ".join([*gold.OPENERS, *gold.CLOSERS, verbs, "The answer is a and an", "It"]).lower()
-    assert not set(re.findall("[a-z]+", spoken)) & world.claim_words()
 
 
 PERFECT = writers.Writer(complete=(1.0, 1.0), true=1.0, repeat=0.0, form=1.0, courtesy=0.0, extra=0.0)

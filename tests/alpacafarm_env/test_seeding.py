@@ -43,18 +43,6 @@ def test_a_uniform_does_not_depend_on_its_batch():
     assert keyed_uniforms(0, "s", []).shape == (0,)
 
 
-def test_uniforms_are_uniform_and_independent():
-    state = np.random.get_state()[1].copy()  # noqa: NPY002  # reading it is the point
-    rows = [(str(i),) for i in range(20_000)]
-    flips, orders = keyed_uniforms(0, "flip", rows), keyed_uniforms(0, "order", rows)
-    assert (flips.min() >= 0, flips.max() < 1) == (True, True)
-    # Five standard errors: of a mean of 20,000 uniforms, of each of ten cells, and of a correlation.
-    assert abs(flips.mean() - 0.5) < 5 * np.sqrt(1 / 12 / 20_000)
-    assert np.abs(np.histogram(flips, 10, (0, 1))[0] - 2000).max() < 5 * np.sqrt(2000 * 0.9)
-    assert abs(np.corrcoef(flips, orders)[0, 1]) < 5 / np.sqrt(20_000)
-    np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
-
-
 def test_index_streams_repeat_for_a_seed():
     stream, again = (IndexStream(np.random.default_rng(9), 1000) for _ in range(2))
     assert [stream.draw() for _ in range(150)] == [again.draw() for _ in range(150)]
@@ -110,11 +98,6 @@ def test_higher_chances_keep_their_wins():
     assert 50 < (high > low).sum() < 1000
 
 
-def test_probability_by_hand():
-    np.testing.assert_allclose(probability(np.log([1, 3, 1 / 3])), [0.5, 0.75, 0.25])
-    assert np.isnan(probability(np.array([np.nan]))).all()
-
-
 def test_odd_batches_have_draws():
     draws = KeyedDraws(0, "pool")
     assert draws.b_first([("q", "x", "x")]).shape == (1,)
@@ -123,8 +106,3 @@ def test_odd_batches_have_draws():
     assert draws.b_first([]).dtype == draws.b_wins([], np.empty(0)).dtype == bool
     with pytest.raises(ValueError, match="got 0"):
         draws.annotators([("q", "a", "b")], 0)
-
-
-def test_index_stream_draws_every_index_equally_often():
-    stream = IndexStream(np.random.default_rng(0), 5)
-    assert chisquare(np.bincount([stream.draw() for _ in range(5_000)], minlength=5)).pvalue > 0.01

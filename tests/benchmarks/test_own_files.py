@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from chat_tokenizers import FAMILIES
-from hub_models import build_hub_folder
+from hub_models import FAMILIES, build_hub_folder
 from written import rows_of
 
 from alpacafarm_env.__main__ import main
