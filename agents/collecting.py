@@ -1,6 +1,7 @@
 """Experience from an environment, and minibatch updates on it: shared by the agents that sample."""
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -305,14 +306,12 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _named(spec: Any) -> Any:
-    """An oracle's specification in which objects are replaced by their names."""
-    if isinstance(spec, Mapping):
-        return {str(key): _named(value) for key, value in spec.items()}
-    if isinstance(spec, list | tuple):
-        return [_named(part) for part in spec]
-    if spec is None or isinstance(spec, str | int | float):
-        return spec
-    return str(spec) if isinstance(spec, PurePath) else str(getattr(spec, "name", type(spec).__name__))
+    """An oracle's specification as JSON holds it, objects replaced by their names."""
+
+    def name(each: Any) -> str:
+        return str(each) if isinstance(each, PurePath) else str(getattr(each, "name", type(each).__name__))
+
+    return json.loads(json.dumps(spec, default=name))
 
 
 def _float_columns(info: Mapping[str, Any], prefix: str = "info/") -> dict[str, Tensor]:

@@ -35,23 +35,26 @@ from .adapters import (
     with_tokens,
 )
 from .memory import by_chunks, gives_plain_logits, logit_rows, sampling_rows
-from .prompts import encode_prompts, limit_file, read_limit, settle_limits
+from .prompts import (
+    check_eos,
+    control_settings,
+    control_tokens,
+    encode_prompts,
+    end_ids,
+    extend,
+    insert,
+    limit_file,
+    own_control_token,
+    prepare,
+    read_limit,
+    settle,
+    settle_limits,
+    silence,
+)
 from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
 from .served_sampler import ServedSampler
-from .special_tokens import (
-    check_eos,
-    control_settings,
-    control_tokens,
-    end_ids,
-    extend,
-    insert,
-    own_control_token,
-    prepare,
-    settle,
-    silence,
-)
 
 ROLES = ("policy", "reference")
 

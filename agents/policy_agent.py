@@ -24,10 +24,9 @@ from .checkpoints import load_weights, starting_point
 from .language_model import LanguageModel
 from .loop import Loop, Resume, Sums, keyed_generator
 from .processes import Processes, default_device
-from .prompts import check_budget, prompt_lengths, up_to
+from .prompts import check_budget, own_control_token, prompt_lengths, up_to
 from .saving import save_files
 from .settings import FREE_TO_CHANGE, TrainingConfig
-from .special_tokens import own_control_token
 
 
 @dataclass(frozen=True, kw_only=True)

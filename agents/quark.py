@@ -46,8 +46,8 @@ from .loop import Resume, Sums, keyed_generator
 from .losses import exact_kl, kl_estimate, nll_loss
 from .memory import by_chunks, logit_rows
 from .policy_agent import PolicyAgent
+from .prompts import conditioned, unconditioned
 from .rollouts import Rollouts, segment_sum, unpad
-from .special_tokens import conditioned, unconditioned
 
 
 @dataclass(frozen=True, kw_only=True)

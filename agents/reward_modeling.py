@@ -44,11 +44,10 @@ from .loop import Loop, Resume, Sums, epoch_batch, keyed_generator
 from .losses import pairwise_loss
 from .policy_agent import Trainer, merge_folder
 from .processes import default_device
-from .prompts import check_budget, prompt_lengths, up_to, warn_caller
+from .prompts import check_budget, check_eos, prompt_lengths, settle, up_to, warn_caller
 from .rollouts import micro_batches, ragged
 from .saving import end_texts, save_files
 from .settings import Schedule, TrainingConfig
-from .special_tokens import check_eos, settle
 
 Texts = tuple[list[int], ...]
 """The tokens of a record's texts: of a preference the chosen and the rejected."""

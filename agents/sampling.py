@@ -16,7 +16,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ..pretrained import cache_keyword
-from .special_tokens import silence
+from .prompts import silence
 
 
 class Samples(NamedTuple):

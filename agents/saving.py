@@ -20,7 +20,7 @@ from ..chat_templates import chat_template, ids_around
 from ..data.files import write_atomic
 from ..templates import FILE_NAME, PromptTemplate
 from .checkpoints import write_json, writing
-from .special_tokens import control_tokens
+from .prompts import control_tokens
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 FORM_FILES = ("config.json", "model.safetensors", ADAPTER_CONFIG, "adapter_model.safetensors", BASE_FILE)

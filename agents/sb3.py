@@ -45,8 +45,8 @@ from ..oracles.reward_model import num_positions
 from .adapters import trunk_of
 from .language_model import LanguageModel
 from .memory import gives_plain_logits
+from .prompts import control_tokens
 from .sampling import check_attention
-from .special_tokens import control_tokens
 
 READ_AT_ONCE = 16
 """Slots of a rollout whose tokens the reference reads in one pass."""

@@ -27,10 +27,9 @@ from .language_model import LanguageModel
 from .loop import Resume, Sums, epoch_batch, keyed_generator
 from .losses import nll_loss
 from .policy_agent import PolicyAgent, PolicyConfig, Run, loaded
-from .prompts import check_budget, warn_caller
+from .prompts import check_budget, conditioned, unconditioned, warn_caller
 from .rollouts import Rollouts, micro_batches, ragged
 from .settings import Schedule
-from .special_tokens import conditioned, unconditioned
 
 
 @dataclass(frozen=True, kw_only=True)

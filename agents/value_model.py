@@ -166,12 +166,10 @@ def check_same_vocabulary(policy: PreTrainedTokenizerBase, other: PreTrainedToke
     ours, theirs = policy.get_vocab(), other.get_vocab()
     pads = {policy.pad_token, other.pad_token} - (ours.keys() & theirs.keys())
     words = (ours.keys() | theirs.keys()) - pads
-    differing = sorted(token for token in words if ours.get(token) != theirs.get(token))
-    if not differing:
-        return
-    first = differing[0]
-    raise ValueError(
-        f"The value model in {name} must read the policy's tokens, but {len(differing)} tokens differ: {first!r} is id "
-        f"{ours.get(first)} for the policy and {theirs.get(first)} there. Use a reward model with the policy's "
-        "tokenizer, or start the value model from the policy"
-    )
+    if differing := sorted(token for token in words if ours.get(token) != theirs.get(token)):
+        first = differing[0]
+        raise ValueError(
+            f"The value model in {name} must read the policy's tokens, but {len(differing)} tokens differ: {first!r} "
+            f"is id {ours.get(first)} for the policy and {theirs.get(first)} there. Use a reward model with the "
+            "policy's tokenizer, or start the value model from the policy"
+        )

@@ -39,8 +39,7 @@ def longest_prompt(actor: Actor, instructions: Sequence[Instruction]) -> int:
     policy: Any = getattr(actor, "policy", None)
     if not hasattr(policy, "max_response_tokens"):
         return 0
-    from ...agents.prompts import prompt_lengths
-    from ...agents.special_tokens import own_control_token
+    from ...agents.prompts import own_control_token, prompt_lengths
 
     width = policy.max_response_tokens + (own_control_token(policy.model) is not None)
     room = num_positions(policy.model.config) - width

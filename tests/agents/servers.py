@@ -4,7 +4,6 @@ import json
 import os
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import peft
@@ -18,53 +17,31 @@ from alpacafarm_env.agents.sampling import sample
 from alpacafarm_env.judge_server import http
 
 
-class Server(ThreadingHTTPServer):
+class Server:
     """Answers POSTs with what `reply(body, attempt)` returns: a status, a body (JSON-able, or bytes), headers."""
 
-    daemon_threads = True
-    reply: Callable[[dict, int], tuple]
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
         self.bodies, self.paths, self.keys = [], [], []
         self.active = self.most_active = 0
         self.lock = threading.Lock()
-        self.reply = lambda body, attempt: (200, echo(body))
+        self.reply: Callable[[dict, int], tuple] = lambda body, attempt: (200, echo(body))
+        self._server = http.Server(http.json_app(http.threaded(self._respond)))
+        self.url, self.close = f"{self._server.url}/v1", self._server.close
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server = self.server
-        with server.lock:
-            server.bodies.append(body)
-            server.paths.append(self.path)
-            server.keys.append(self.headers["Authorization"])
-            server.active += 1
-            server.most_active = max(server.most_active, server.active)
-            attempt = len(server.bodies)
-        status, content, *headers = server.reply(body, attempt)
-        with server.lock:
-            server.active -= 1
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        sent = {"Content-Type": "application/json", "Content-Length": str(len(data)), **dict(*headers)}
-        try:
-            self.send_response(status)
-            for name, value in sent.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the client has given up, as some tests want it to
-
-    def log_message(self, *args: object) -> None:
-        pass
+    def _respond(self, _: str, path: str, content: bytes, key: str) -> http.Response:
+        body = json.loads(content)
+        with self.lock:
+            self.bodies.append(body)
+            self.paths.append(path)
+            self.keys.append(key)
+            self.active += 1
+            self.most_active = max(self.most_active, self.active)
+            attempt = len(self.bodies)
+        status, said, *headers = self.reply(body, attempt)
+        with self.lock:
+            self.active -= 1
+        data = said if isinstance(said, bytes) else json.dumps(said).encode()
+        return http.Response(data, status, dict(*headers), media_type="application/json")
 
 
 def prompt_of(body: dict) -> str:

@@ -1,12 +1,17 @@
-"""LoRA adapters: what trains, and merged ones that sample the same and change nothing."""
+"""LoRA adapters: what trains, merged ones that sample the same, and saved folders wherever they are read."""
 
+import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
+import yaml
 from tiny_worlds import (
     ASCII,
     DEMONSTRATIONS,
@@ -23,12 +28,20 @@ from tiny_worlds import (
     small_ppo,
 )
 from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from alpacafarm_env import agents
+from alpacafarm_env.__main__ import main
+from alpacafarm_env.agents import PolicyActor, RewardModeling, RewardModelingConfig
 from alpacafarm_env.agents.adapters import adapters_merged
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.quark import QuarkConfig
+from alpacafarm_env.agents.value_model import ValueModel
+from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.folders import hash_model
+from alpacafarm_env.instructions import Instruction, Preference
+from alpacafarm_env.oracles import RewardModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file in  -:UserWarning")
 KINDS = {
@@ -125,3 +138,152 @@ def test_float32_adapters_over_a_bfloat16_base_are_what_trains(name: str, policy
     loaded = load_policy(tmp_path / "saved", dtype=torch.bfloat16, max_response_tokens=16)
     rollouts = policy.as_rollouts(TEXTS, ["fine"] * len(TEXTS))
     torch.testing.assert_close(loaded.logprobs(rollouts), policy.logprobs(rollouts), rtol=0, atol=0)
+
+
+ACTIVE = replace(LORA, init_lora_weights=False)
+ANSWERS = ["fine"] * len(INSTRUCTIONS)
+PAIRS = [Preference(Instruction("Hi"), ("Hello", "No"), 1)]
+
+
+@pytest.fixture
+def tree(policy_folder, tmp_path, monkeypatch):
+    """A folder of runs with a base in it, and the adapters of a policy and of a reward model made there by a path
+    relative to it, as `--policy base` gives.
+    """
+    tree = tmp_path / "runs"
+    shutil.copytree(policy_folder, tree / "base")
+    monkeypatch.chdir(tree)
+    policy = LanguageModel.from_pretrained("base", lora=ACTIVE)
+    PolicyActor(policy).save("out/policy")
+    reward = RewardModeling("base", PAIRS, lora=ACTIVE, config=RewardModelingConfig(learning_rate=0.1))
+    reward.learn()
+    reward.save("out/reward")
+    return tree
+
+
+def read(tree: Path) -> list[np.ndarray]:
+    """What its policy, reward model and value model say, read from the folder `tree / "out"`."""
+    policy = LanguageModel.from_pretrained(tree / "out" / "policy")
+    rollouts = policy.as_rollouts(INSTRUCTIONS, ANSWERS)
+    value = ValueModel.from_pretrained(tree / "out" / "reward", policy=policy)
+    value.head.weight.data.fill_(1.0)
+    with torch.no_grad():
+        said = [policy.logprobs(rollouts).numpy(), value.values(rollouts).numpy()]
+    return [*said, RewardModel(tree / "out" / "reward").score(INSTRUCTIONS, ANSWERS)]
+
+
+def test_an_adapter_is_read_from_any_directory_and_after_a_move_of_the_tree(tree, tmp_path, monkeypatch):
+    here, content = read(tree), hash_model(tree / "out" / "policy")
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    peft.AutoPeftModelForCausalLM.from_pretrained(tree / "out" / "policy")
+    peft.AutoPeftModelForSequenceClassification.from_pretrained(tree / "out" / "reward", num_labels=1)
+    moved = tree.rename(tmp_path / "else" / "moved")
+    for folder in (moved, Path("moved")):
+        for first, second in zip(here, read(folder), strict=True):
+            np.testing.assert_array_equal(first, second)
+    assert hash_model(moved / "out" / "policy") == content
+    again = LanguageModel.from_pretrained("moved/out/policy")
+    again.save(tmp_path / "again")  # from where its base is now
+    found = LanguageModel.from_pretrained(tmp_path / "again").logprobs(again.as_rollouts(INSTRUCTIONS, ANSWERS))
+    np.testing.assert_array_equal(found.detach().numpy(), here[0])
+    # The adapter alone goes by the place that it was saved with.
+    shutil.move(tmp_path / "again", tmp_path / "a" / "far" / "again")
+    LanguageModel.from_pretrained(tmp_path / "a" / "far" / "again")
+
+
+def test_a_base_that_is_nowhere_is_looked_for_in_two_places(tree, tmp_path, monkeypatch):
+    (tree / "base").rename(tree / "other")
+    for load in (LanguageModel.from_pretrained, lambda folder: RewardModel(folder).score(["Hi"], ["Yes"]), hash_model):
+        with pytest.raises(CheckpointError, match=f"{tree / 'base'}.*base_model_name_or_path.*merge"):
+            load(tree / "out" / ("policy" if load is not hash_model else "reward"))
+    moved = shutil.move(tree / "out", tmp_path / "out")
+    with pytest.raises(CheckpointError, match=f"{tmp_path / 'base'} or {tree / 'base'}"):
+        LanguageModel.from_pretrained(Path(moved) / "policy")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_merged_it_is_the_same_model_in_plain_transformers(tree, dtype):
+    base = AutoModelForCausalLM.from_pretrained(tree / "base").to(dtype)
+    base.save_pretrained(tree / "base")
+    for name in ("policy", "reward"):
+        assert main(["merge", f"out/{name}", f"whole/{name}"]) == 0
+    adapted = peft.AutoPeftModelForCausalLM.from_pretrained("out/policy", dtype=torch.float32)
+    exact = adapted.merge_and_unload().state_dict()
+    plain = AutoModelForCausalLM.from_pretrained("whole/policy")
+    assert plain.dtype == dtype
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(value, exact[key].to(dtype), rtol=0, atol=0)
+    again = LanguageModel.from_pretrained("whole/policy")
+    assert again.encode_prompts(INSTRUCTIONS) == LanguageModel.from_pretrained("out/policy").encode_prompts(
+        INSTRUCTIONS
+    )
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1
+    scores = [RewardModel(f"{form}/reward").score(INSTRUCTIONS, ANSWERS) for form in ("out", "whole")]
+    np.testing.assert_allclose(*scores, rtol=0, atol=tolerance)
+    assert np.ptp(scores[0]) > 0.2
+    head = AutoModelForSequenceClassification.from_pretrained("whole/reward", dtype=torch.float32).score.weight
+    trained = RewardModel("out/reward")._model.get_base_model().score.modules_to_save["default"].weight
+    torch.testing.assert_close(head, trained, rtol=0, atol=0)
+
+
+def test_what_cannot_be_merged_is_refused(tree):
+    for folder, out in (("base", "new"), ("out/policy", "base"), ("out/policy", "out/policy/tokenizer.json")):
+        assert main(["merge", folder, out]) == 2
+    LanguageModel.from_pretrained("base")
+    assert not Path("new").exists()
+
+
+def test_control_tokens_are_merged_too(tree):
+    policy = LanguageModel.from_pretrained("base", lora=ACTIVE)
+    policy.add_control_tokens(["<good>", "<bad>"], generator())
+    policy.save("out/conditioned", merged=True)
+    rollouts = policy.as_rollouts(INSTRUCTIONS, ANSWERS)
+    again = LanguageModel.from_pretrained("out/conditioned")
+    assert again.encode_prompts(["Hi"]) == policy.encode_prompts(["Hi"])
+    torch.testing.assert_close(again.logprobs(rollouts), policy.logprobs(rollouts), rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Could not find a config file")
+def test_a_card_names_a_base_of_the_hub(tree, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    policy = LanguageModel.from_pretrained("base", lora=LORA)
+    policy._base_model.name_or_path = policy.model.active_peft_config.base_model_name_or_path = "someone/model"
+    policy.save("out/hub")
+    assert yaml.safe_load(Path("out/hub/README.md").read_text().split("---\n")[1])["base_model"] == "someone/model"
+    assert json.loads(Path("out/hub/adapter_config.json").read_text())["base_model_name_or_path"] == "someone/model"
+
+
+def test_a_folder_holds_the_form_that_was_saved_last(tree):
+    policy = LanguageModel.from_pretrained("out/policy")
+    policy.save("out/policy", merged=True)
+    policy.save("out/policy")
+    assert not list(Path("out/policy").glob("model*"))
+    policy.save("out/policy", merged=True)
+    with pytest.raises(CheckpointError, match="base"):
+        policy.save("base")
+    shutil.rmtree("base")
+    LanguageModel.from_pretrained("out/policy")
+
+
+@pytest.mark.parametrize("name", ["policy", "reward"])
+@pytest.mark.parametrize("form", ["out", "whole"])
+def test_a_model_card_says_how_it_was_made_and_its_code_runs(tree, tmp_path, monkeypatch, capsys, name, form):
+    if form == "whole":
+        main(["merge", f"out/{name}", f"whole/{name}"])
+    monkeypatch.chdir("/")
+    text = (tree / form / name / "README.md").read_text()
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert head["library_name"] == ("peft" if form == "out" else "transformers")
+    assert head["pipeline_tag"] == ("text-classification" if name == "reward" else "text-generation")
+    assert "base_model" not in head  # a folder, which the hub does not know
+    assert str(tmp_path) not in text
+    assert ("RewardModeling" in text) is (name == "reward" and form == "out")
+    codes = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    capsys.readouterr()
+    for code in codes:
+        exec(code.replace("FOLDER", str(tree / form / name)).replace("max_new_tokens=64", "max_new_tokens=4"), {})
+    lines = capsys.readouterr().out.splitlines()
+    if name == "reward":
+        assert float(lines[-1].strip("[]")) == pytest.approx(float(lines[0]), abs=1e-5)
+    assert len(codes) == 2

@@ -244,10 +244,6 @@ def finish(job: Job, policy_folder: Path, out: Path, total_steps: int) -> None:
     assert process.exitcode == 0
 
 
-def test_a_run_that_ends_before_its_kill_is_not_killed(tmp_path: Path) -> None:
-    assert not kill_after(print, tmp_path, tmp_path, 1, step=1, delay_s=0.1)
-
-
 @pytest.mark.parametrize(
     ("job", "num_kills", "total_steps"),
     [

@@ -12,10 +12,10 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from agent_worlds import VARIANTS, evaluate, newest, train_bfloat16, train_until, train_variants
 from safetensors.torch import load_file
 from test_contract import check_same_training
 from tiny_worlds import DEMONSTRATIONS, LORA, assert_near, build_llama, finish, load_policy, start_world
-from world_jobs import VARIANTS, evaluate, newest, train_bfloat16, train_until, train_variants
 
 from alpacafarm_env.agents import checkpoints, policy_agent
 from alpacafarm_env.agents.processes import Processes, float32_matmuls, join

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.prompts import control_tokens, own_control_token
 from alpacafarm_env.agents.quark import Quark, quantile_labels, quark_sums, without_eos
 from alpacafarm_env.agents.rollouts import Rollouts
-from alpacafarm_env.agents.special_tokens import control_tokens, own_control_token
 
 
 @pytest.fixture

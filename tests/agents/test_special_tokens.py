@@ -23,11 +23,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.sft import NEGATIVE, POSITIVE, BinaryRewardConditioning, RewardConditioningConfig
-from alpacafarm_env.agents.special_tokens import (
+from alpacafarm_env.agents.prompts import (
     control_tokens,
     own_control_token,
 )
+from alpacafarm_env.agents.sft import NEGATIVE, POSITIVE, BinaryRewardConditioning, RewardConditioningConfig
 from alpacafarm_env.chat_templates import ChatTemplate
 from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 
@@ -85,12 +85,6 @@ def test_a_padding_token_that_ends_no_response_is_chosen_and_saved(names, named,
     ids = [AutoTokenizer.from_pretrained(tmp_path).pad_token_id]
     ids += [kind.from_pretrained(tmp_path).pad_token_id for kind in (AutoConfig, GenerationConfig)]
     assert ids == [tokenizer.convert_tokens_to_ids(expected)] * 3
-
-
-def test_a_padding_token_that_fits_is_kept():
-    policy = policy_of(build("<odd>", FINETUNE, pad_token="<odd>"))
-    assert policy.tokenizer.pad_token == "<odd>"
-    assert policy.model.config.pad_token_id == policy.tokenizer.pad_token_id
 
 
 def test_a_tokenizer_that_no_token_can_pad_or_end_is_refused():
@@ -271,18 +265,6 @@ def test_the_token_decides_which_kind_is_said(policy: LanguageModel, tmp_path: P
     assert own_control_token(loaded.model) == positive
     loaded.model.config.alpacafarm_control_token = negative
     assert set("".join(again.act(TEXTS))) == {"b"}
-
-
-def test_control_tokens_learn_and_are_never_targets(policy: LanguageModel) -> None:
-    agent = BinaryRewardConditioning(policy, PREFERENCES, config=SMALL)
-    ids = list(control_tokens(policy.model))
-    before = policy.model.get_input_embeddings().weight[ids].detach().clone()
-    assert not set(ids) & set(agent._data.tokens.tolist())
-    metrics = agent.learn()
-    assert 0 < metrics["loss"] < float("inf")
-    assert bool((policy.model.get_input_embeddings().weight[ids] != before).any(1).all())
-    samples = policy.generate(TEXTS, generator=torch.Generator().manual_seed(0), num_samples=20)
-    assert not set(ids) & set(samples.tokens.tolist())
 
 
 @pytest.mark.parametrize("architecture", sorted(BUILDERS))
