@@ -36,17 +36,15 @@ from .adapters import (
 )
 from .memory import by_chunks, gives_plain_logits, logit_rows, sampling_rows
 from .prompts import (
+    adapter_files,
     check_eos,
-    control_settings,
     control_tokens,
     encode_prompts,
     end_ids,
     extend,
     insert,
-    limit_file,
     own_control_token,
-    prepare,
-    read_limit,
+    read_adapter_files,
     settle,
     settle_limits,
     silence,
@@ -137,8 +135,7 @@ class LanguageModel(NoCopy):
         model, _ = load_model("AutoModelForCausalLM", base_of(path), dtype=dtype)
         if adapter:
             with reading(path, "a LoRA adapter"):
-                prepare(model, Path(path), len(tokenizer))
-                read_limit(model, Path(path))
+                read_adapter_files(model, Path(path), len(tokenizer))
                 model = load_adapter(model, path, trains=True)
         elif lora is not None:
             model = with_adapter(model, lora, seed=seed)
@@ -353,7 +350,7 @@ class LanguageModel(NoCopy):
     def save(self, folder: str | Path, *, merged: bool = False, facts: Mapping[str, Any] | None = None) -> None:
         """Writes a folder with a model card of these `facts`; of a LoRA model the adapter, or `merged`, all of it."""
         base, adapted = self._base_model, isinstance(self.model, peft.PeftModel)
-        extra = control_settings(base) | limit_file(base) if adapted and not merged else {}
+        extra = adapter_files(base) if adapted and not merged else {}
         model = merge(self.model) if adapted and merged else self.model
         save_files(folder, model, self.tokenizer, self.template, extra=extra, facts=facts)
 

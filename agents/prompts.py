@@ -41,7 +41,11 @@ from ..templates import PromptTemplate
 from .rollouts import Rollouts, ragged, ragged_split
 
 KEY = "alpacafarm_max_response_tokens"
-LIMITS_FILE = "alpacafarm_limits.json"
+ADAPTER_FILES = {
+    "alpacafarm_limits.json": (KEY,),
+    "alpacafarm_control_tokens.json": ("alpacafarm_control_tokens", "alpacafarm_control_token"),
+}
+"""What travels beside a LoRA adapter, which has no config.json: keys by file."""
 
 
 def encode_prompts(
@@ -86,18 +90,6 @@ def settle_limits(model: Any, max_prompt_tokens: int | None, max_response_tokens
     if kept is not None or response != token_limits(None, None, positions)[1]:
         setattr(model.config, KEY, response)
     return prompt, response
-
-
-def limit_file(model: Any) -> dict[str, Any]:
-    """The limit as a file of an adapter's folder, by its name; nothing where it is the default."""
-    kept = getattr(model.config, KEY, None)
-    return {} if kept is None else {LIMITS_FILE: {KEY: kept}}
-
-
-def read_limit(model: Any, folder: Path) -> None:
-    """Gives a base model the longest response that the folder of its adapter keeps, if it does."""
-    if (folder / LIMITS_FILE).is_file():
-        setattr(model.config, KEY, json.loads((folder / LIMITS_FILE).read_text(encoding="utf-8"))[KEY])
 
 
 def prompt_lengths(tokenizer: Any, template: PromptTemplate, instructions: Sequence[str]) -> list[int]:
@@ -215,8 +207,6 @@ def _choose_pad(tokenizer: Any, template: PromptTemplate, *, rows: int) -> None:
 
 # Control tokens -------------------------------------------------------------------------------------------------------
 
-CONTROL_FILE = "alpacafarm_control_tokens.json"
-
 
 def control_tokens(model: Any) -> tuple[int, ...]:
     """Ids of a model's control tokens."""
@@ -253,20 +243,23 @@ def extend(model: Any, tokenizer: Any, names: Sequence[str], generator: torch.Ge
     return tuple(ids)
 
 
-def control_settings(model: Any) -> dict[str, Any]:
-    """The control tokens as a file of an adapter's folder, by its name; nothing without any."""
-    keys = ("alpacafarm_control_tokens", "alpacafarm_control_token")
-    return {CONTROL_FILE: {key: getattr(model.config, key) for key in keys}} if control_tokens(model) else {}
+def adapter_files(model: Any) -> dict[str, Any]:
+    """Files of an adapter's folder by their names, JSON-able: limit and control tokens, where they are not default."""
+    return {
+        file: {key: getattr(model.config, key, None) for key in keys}
+        for file, keys in ADAPTER_FILES.items()
+        if getattr(model.config, keys[0], None)
+    }
 
 
-def prepare(model: Any, folder: Path, num_tokens: int) -> None:
-    """Gives a base model what an adapter's control tokens need: their number of embeddings, and which they are."""
-    if not (folder / CONTROL_FILE).is_file():
-        return
-    for key, value in json.loads((folder / CONTROL_FILE).read_text(encoding="utf-8")).items():
-        setattr(model.config, key, value)
+def read_adapter_files(model: Any, folder: Path, num_tokens: int) -> None:
+    """Gives a base model what `adapter_files` wrote, and embeddings for the control tokens among `num_tokens`."""
+    for file in ADAPTER_FILES:
+        if (folder / file).is_file():
+            for key, value in json.loads((folder / file).read_text(encoding="utf-8")).items():
+                setattr(model.config, key, value)
     num_old = model.get_input_embeddings().weight.shape[0]
-    if num_tokens > num_old:
+    if control_tokens(model) and num_tokens > num_old:
         model.resize_token_embeddings(num_tokens, mean_resizing=False)
         for table in (model.get_input_embeddings(), model.get_output_embeddings()):
             table.weight.data[num_old:] = 0  # what is read in their place is the adapter's
