@@ -74,7 +74,13 @@ def test_in_short(name, run, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {"results"}
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
+NOTEBOOKS = [
+    pytest.param(EXAMPLES / "quickstart.ipynb", id="quickstart"),
+    pytest.param(EXAMPLES / "overoptimization.ipynb", id="overoptimization", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS)
 @pytest.mark.filterwarnings("default")  # of other libraries'
 def test_a_notebook_is_stored_without_outputs_and_ends_in_a_figure(path, monkeypatch, tmp_path):
     for name in ("IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):

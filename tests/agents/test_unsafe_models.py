@@ -16,7 +16,6 @@ from alpacafarm_env.errors import AlpacaFarmError, CheckpointError
 from alpacafarm_env.instructions import Instruction, Preference
 from alpacafarm_env.oracles.reward_model import RewardModel
 from alpacafarm_env.pretrained import load_config, load_tokenizer
-from alpacafarm_env.sandbox.show import sample
 
 PAIRS = [Preference(Instruction("Hi"), ("Hello", "No"), 1)]
 AUTO_MAP = {
@@ -40,7 +39,6 @@ READERS: dict[str, Callable[[Path, LanguageModel], object]] = {
     "reward_model": lambda folder, _: RewardModel(folder).score(["Hi"], ["Hello"]),
     "environment": lambda folder, _: step(oracle={"reward_model": folder}),
     "token_environment": lambda folder, _: gym.make("AlpacaFarm-Token-v0", tokenizer=str(folder)),
-    "show": lambda folder, _: sample(folder, ["Hi"], seed=0, temperature=0),
     "config": lambda folder, _: load_config(folder),
     "tokenizer": lambda folder, _: load_tokenizer(str(folder)),
 }

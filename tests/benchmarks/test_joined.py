@@ -88,6 +88,7 @@ def test_a_number_of_processes_that_is_none_is_told_in_a_sentence(monkeypatch, c
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_two_processes_is_told_once():
     root = str(Path(torchrun_jobs.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""}

@@ -74,7 +74,7 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(policy, plain, rows
     torch.testing.assert_close(ours, torch.cat(expected), atol=1e-4, rtol=0)
 
 
-POLICIES = ("sft", "dpo", "ppo")
+POLICIES = ("sft", pytest.param("dpo", marks=pytest.mark.slow), "ppo")
 
 
 @pytest.mark.parametrize("method", [*POLICIES, "reward_modeling"])
