@@ -18,7 +18,7 @@ to have is sharded: see `sharding`.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -241,7 +241,7 @@ class Loop:
         place = self.out if self.processes.is_main else None
         length = self._log.length if self._log else 0
         claimed = self.processes.together(lambda: checkpoints.claim_metrics(place, length))
-        with claimed, closing(self._log) if self._log else nullcontext():
+        with claimed:
             while (step := self.step + 1) <= self.total:
                 self._began, self.seconds = perf_counter(), {}
                 with ExitStack() as self._stepping:
@@ -357,7 +357,7 @@ class Loop:
         with claim(out, "a training run"):
             checkpoints.cut_metrics(out / "metrics.jsonl", metrics_bytes)
             checkpoints.remove_leftovers(out, step=self.step)
-        self._log = RunLog(out, length=metrics_bytes, step=self.step)
+        self._log = RunLog(out, length=metrics_bytes)
 
     def _read_weights(self, folder: Path) -> None:
         checkpoints.compare(folder / "config.json", self._identity, free=FREE_TO_CHANGE)

@@ -75,9 +75,9 @@ class Trainer:
             callback: Is called with each step's metrics, on every process, once they are on disk. If it returns False,
                 the run ends there, with a checkpoint. What it raises is raised; the run goes on from its last
                 checkpoint.
-            trackers: Names of accelerate's trackers ("wandb", "trackio", "mlflow", "comet_ml" ...), or its
+            trackers: Names of accelerate's trackers ("tensorboard", "wandb", "trackio", "mlflow" ...), or its
                 `GeneralTracker` objects, such as `WandBTracker("my project", name="run 3")`; of the main process. They
-                are given the config, the seed and each step's metrics. TensorBoard is written into `out` anyway.
+                are given the config, the seed and each step's metrics.
 
         Raises:
             TypeError: `callback` cannot be called.

@@ -1,15 +1,14 @@
-"""Who learns of a run's metrics: the files that grow with its steps, trackers, a callback, and the progress bar."""
+"""Who learns of a run's metrics: the files that grow with its steps, trackers and a callback."""
 
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, TensorBoardTracker, get_available_trackers
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 
 from ..arguments import match_name
 from ..errors import TrackerError
@@ -28,19 +27,14 @@ Trackers: TypeAlias = str | GeneralTracker | Sequence[str | GeneralTracker]
 
 
 class RunLog:
-    """Appends a line a step to metrics.jsonl, timing.jsonl and TensorBoard's file in `out`, which has `step` steps.
+    """Appends a line a step to metrics.jsonl and timing.jsonl in `out`.
 
     Attributes:
         length: Bytes of metrics.jsonl as this run has left it.
     """
 
-    def __init__(self, out: Path, *, length: int, step: int) -> None:
+    def __init__(self, out: Path, *, length: int) -> None:
         self.out, self.length = out, length
-        self._board: TensorBoardTracker | None = None
-        if find_spec("tensorboard"):
-            with writing(out):
-                self._board = TensorBoardTracker("tensorboard", out, purge_step=step + 1)
-                self._board.start()
 
     def write(self, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
         """One step: its metrics, its seconds and those of its parts."""
@@ -48,14 +42,6 @@ class RunLog:
             self.length = append_line(self.out / "metrics.jsonl", without_nan(metrics))
             rounded = {name: round(value, 4) for name, value in seconds.items()}
             append_line(self.out / "timing.jsonl", {"step": metrics["step"], **rounded})
-            if self._board is not None:
-                self._board.log(dict(metrics), step=int(metrics["step"]))
-
-    def close(self) -> None:
-        """Where the run ends, or is left; `write` opens the files again."""
-        if self._board is not None:
-            with writing(self.out):
-                self._board.finish()
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> int:
@@ -128,8 +114,6 @@ def _make_trackers(trackers: Trackers, out: Path | None) -> list[GeneralTracker]
         name = match_name("tracker", each, sorted(map(str, LOGGER_TYPE_TO_CLASS)))
         if name not in map(str, get_available_trackers()):
             raise TrackerError(f"trackers={name!r} needs a package that is not installed. Install {name}.")
-        if name == "tensorboard" and out is not None:
-            continue  # the run's own log writes it
         tracker = LOGGER_TYPE_TO_CLASS[name]
         if tracker.requires_logging_directory and out is None:
             raise TrackerError(f"trackers={name!r} needs a folder to write into. Give the agent an out.")

@@ -24,7 +24,7 @@ MAY_IMPORT = {
 }
 BUDGETS = {
     "alpacafarm_env": 9_650,
-    "agents": 4_640,
+    "agents": 4_400,
     "wrappers": 140,
     "benchmarks": 5_950,
     "examples": 400,

@@ -35,9 +35,8 @@ def rows(file: Path) -> list[dict[str, str]]:
 
 
 def written(out: Path) -> list[Path]:
-    """All files of a run but TensorBoard's, whose names hold the time."""
-    files = (file.relative_to(out) for file in out.rglob("*") if file.is_file())
-    return sorted(file for file in files if "tensorboard" not in file.parts)
+    """All files of a run."""
+    return sorted(file.relative_to(out) for file in out.rglob("*") if file.is_file())
 
 
 def test_two_processes_do_a_command_as_one(own_data, own_models, tmp_path, capsys):
