@@ -62,11 +62,6 @@ class Claim:
         self._end = weakref.finalize(self, _unlock, handle, path)
         _HELD.add(self)
 
-    @property
-    def held(self) -> bool:
-        """Whether it has not been released yet."""
-        return self._end.alive
-
     def release(self) -> None:
         """Harmless when called twice."""
         self._end()
@@ -213,24 +208,21 @@ def _unlock(handle: int, path: Path) -> None:
 
 
 def _taken(folder: Path) -> CheckpointError:
-    path = folder.resolve()
-    own = any(other.held and other.folder.resolve() == path for other in _HELD)
-    advice = "That is this process: close() an agent's updates() that was left" if own else "Wait for its end"
-    writer = ""
+    writer = "another process"
     with suppress(OSError):
-        writer = (path / LOCK).read_text(encoding="utf-8", errors="replace")
+        writer = (folder / LOCK).read_text(encoding="utf-8", errors="replace") or writer
     return CheckpointError(
-        f"{folder} is being written by {writer or 'another process'}. {advice}, or choose another folder."
+        f"{folder} is being written by {writer}. Wait for its end (of an agent of this process that was left, close() "
+        "its updates()), or choose another folder."
     )
 
 
 def _hash(file: Path) -> str:
     """A file that has not changed is read once per process: gigabytes take seconds."""
     status = file.stat()
-    changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
-    key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    key = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
     # Two changes within a tick of the file system's clock look like one.
-    if time.time_ns() - changed_ns < 2_000_000_000 or key not in _HASHES:
+    if time.time_ns() - status.st_ctime_ns < 2_000_000_000 or key not in _HASHES:
         with file.open("rb") as content:
             _HASHES[key] = _digest(hashlib.file_digest(content, "sha256").hexdigest())
     return _HASHES[key]

@@ -113,15 +113,3 @@ class TestInFull:
         before, after = (row for row in run(name) if len(row) == 4)
         assert after[0] > before[0] + 0.5
         assert after[2] > before[2] + 0.2
-
-    def test_own_data_wins_more_after_each_step(self, run):
-        before, sft, dpo = (row[0] for row in run("own_data") if len(row) == 2)
-        assert before < 1 < 25 < sft < dpo - 5
-
-    def test_a_second_call_is_free_and_the_budget_stops_a_third(self, run):
-        rows = run("live_judge")
-        calls = [row for row in rows if len(row) == 3 and row[0] > 1]
-        assert calls[0][:2] == calls[1][:2]
-        assert calls[0][2] > 0.1 > calls[1][2] == 0
-        budget, spent, *_ = rows[-1]
-        assert calls[0][2] < spent <= budget

@@ -61,17 +61,6 @@ def test_an_extension_takes_few_lines():
         assert len(code) <= (32 if re.search("StudyOptions|PROMPT|PolicyAgent", block) else 20), name_of(block)
 
 
-def test_length_penalty_is_the_surrogate_minus_a_price():
-    block = next(block for block in BLOCKS if "class LengthPenalty" in block)
-    names = {}
-    exec(compile(block, "README.md", "exec"), names)
-    env = names["env"]
-    env.reset(seed=1)
-    response = "Sure! A long answer."
-    _, reward, _, _, info = env.step(response)
-    assert reward == pytest.approx(info["proxy"] - 0.01 * len(response))
-
-
 @pytest.mark.parametrize("name", ["run", "test"])
 def test_a_marked_block_is_one_line(name):
     """As .ci/run and others take them from here: a comment, then directly a fenced block of one line."""

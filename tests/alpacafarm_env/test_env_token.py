@@ -4,20 +4,17 @@ import json
 
 import gymnasium as gym
 import numpy as np
-import pandas as pd
 import pytest
 from equality import assert_same
 from gymnasium.error import InvalidAction, ResetNeeded
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import DictInfoToList
-from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from stable_baselines3.common.env_util import make_vec_env
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from alpacafarm_env import DataError, UnscoredError, sandbox, wrappers
+from alpacafarm_env import DataError, UnscoredError, sandbox
 from alpacafarm_env.envs.token import TokenEnv, TokenVectorEnv
 
 WORDS = ["<pad>", "</s>", "<unk>", "say", "hello", "goodbye", "twice", "in", "French", ":"]
@@ -245,16 +242,6 @@ def test_a_tokenizer_that_cannot_serve_is_refused(make, tmp_path):
             make(tokenizer=tmp_path / folder)
 
 
-def test_stable_baselines3_ppo_learns_to_be_brief(keywords):
-    oracle = Brevity()
-    env = gym.make("AlpacaFarm-Token-v0", **keywords, oracle=oracle, disable_env_checker=True)
-    settings = {"n_steps": 64, "batch_size": 32, "learning_rate": 0.01, "gamma": 1.0, "device": "cpu", "seed": 0}
-    PPO("MultiInputPolicy", env, **settings).learn(384)
-    lengths = [len(response.split()) for _, response in oracle.asked]
-    assert len(lengths) > 150
-    assert np.mean(lengths[-60:-30]) < np.mean(lengths[:30]) - 1  # of at most 4 words
-
-
 NUM_ENVS = 5
 each_mode = pytest.mark.parametrize("mode", list(AutoresetMode))
 
@@ -317,21 +304,6 @@ def test_one_call_scores_what_ends_together(keywords, mode):
     assert calls == []
     env.step(np.where(np.arange(64) % 2, EOS, HELLO))
     assert calls == [32]
-
-
-def test_reward_wrappers_decide_and_report(keywords):
-    env = TokenVectorEnv(2, oracle="constant", **keywords)
-    env = wrappers.vector.SurrogateReward(
-        wrappers.vector.AddScore(env, key="word_reward", oracle=Brevity()), oracle=Brevity()
-    )
-    env.reset(seed=0)
-    env.step([HELLO, HELLO])
-    _, rewards, _, _, infos = env.step([EOS, HELLO])
-    assert rewards.tolist() == [-1, 0]
-    assert infos["final_info"]["word_reward"][0] == -1
-    table = pd.json_normalize(DictInfoToList(env).step([EOS, HELLO])[4])
-    assert table["final_info.word_reward"].tolist()[0] == 0
-    assert table["instruction_id"].notna().all()
 
 
 def test_rendering_equals_sync(keywords):

@@ -98,19 +98,6 @@ def test_judges_become_win_rates(form, name, tmp_path):
     assert wrapper(form.make(), judge=pool).oracle.name.startswith("win_rate:ann")
 
 
-def test_ensembles_ask_each_member_once(form, make_counting_oracle):
-    one, three = make_counting_oracle("one", 1.0), make_counting_oracle("three", 3.0)
-    env = form.module.EnsembleReward(form.make(), oracles=[one, three], combine="uwo", weight=0.1)
-    _, reward, *_, info = form.one_step(env)
-    assert len(one.calls) == len(three.calls) == 1
-    scores = info["score:one"]
-    np.testing.assert_array_equal(info["score:three"], 3 * np.asarray(scores))
-    np.testing.assert_allclose(reward, 2 * np.asarray(scores) - 0.1 * np.square(scores), rtol=1e-12)
-    np.testing.assert_allclose(info["disagreement"], np.abs(scores), rtol=1e-12)
-    np.testing.assert_array_equal(info["reward_components"]["ensemble:uwo0.1"], reward)
-    assert set(np.atleast_1d(info["oracle"])) == {"ensemble:uwo0.1"}
-
-
 def test_add_score_changes_no_bit_of_the_reward(form, make_counting_oracle):
     plain, scored = form.make(make_counting_oracle("base", 1 / 3)), form.make(make_counting_oracle("base", 1 / 3))
     scored = form.module.AddScore(scored, key="second", oracle=make_counting_oracle("second", 7.0))
