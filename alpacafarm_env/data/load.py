@@ -81,7 +81,7 @@ def _hub_records(name: str, revision: str | None) -> dict[str, tuple[str, Sequen
     return by_split(name, [(split, f"{name} ({split})", list(splits[split])) for split in usable])
 
 
-def load_dataset(name: str | os.os.PathLike[str] | Dataset, *, allow_overlap: bool = False) -> Dataset:
+def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool = False) -> Dataset:
     """The dataset of a name: "sandbox", a folder (recorded if it holds judgements), a file, or a hub name "owner/name".
 
     A single file is the split of its name, as in a folder, or else that of its rows: demonstrations are sft, pairs

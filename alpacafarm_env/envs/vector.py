@@ -137,8 +137,9 @@ class InstructionVectorEnv(Scoring, VectorEnv[tuple[str, ...], Sequence[str], ND
             infos = scatter({**columns, **more}, ended, self.num_envs)
             if self.render_mode is not None:
                 oracle = infos["oracle"][ended[0]]
-                for slot, *shown in zip(ended.tolist(), answered, responses, scores.tolist(), strict=True):
-                    self._show(slot, Episode(*shown, oracle))
+                rows = zip(ended.tolist(), answered, responses, scores.tolist(), strict=True)
+                for slot, instruction, response, reward in rows:
+                    self._show(slot, Episode(instruction, response, reward, oracle))
         self._end(ended)  # only now: the oracle may have raised
         if self.autoreset_mode is AutoresetMode.SAME_STEP and ended.size:
             final, at_end = np.full(self.num_envs, None, dtype=object), np.zeros(self.num_envs, dtype=np.bool_)
