@@ -6,25 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..judge_server.server import JudgeServer as JudgeServer
     from .config import load_pool as load_pool
-    from .policy_pool import PolicyPool as PolicyPool
-    from .policy_pool import make_policy_pool as make_policy_pool
     from .pool import AnnotatorPool as AnnotatorPool
     from .pool import RatingPool as RatingPool
     from .pool import make_pool as make_pool
 
-_HOMES = {
-    "AnnotatorPool": ".pool",
-    "JudgeServer": "..judge_server.server",
-    "PolicyPool": ".policy_pool",
-    "RatingPool": ".pool",
-    "load_pool": ".config",
-    "make_policy_pool": ".policy_pool",
-    "make_pool": ".pool",
-}
-__all__ = ["AnnotatorPool", "JudgeServer", "PolicyPool", "RatingPool", "load_pool", "make_policy_pool", "make_pool"]
+__all__ = ["AnnotatorPool", "JudgeServer", "RatingPool", "load_pool", "make_pool"]
+_HOMES = {"JudgeServer": "..judge_server.server", "load_pool": ".config"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
+    return getattr(import_module(_HOMES.get(name, ".pool"), __name__), name)

@@ -3,15 +3,6 @@
 A pool gives each annotator a prompt, a role, a temperature and a batch size; a list of models says who plays each role,
 so the same pool runs on OpenAI's models, on a local server and on the sandbox.
 
-A pool of your own is a short file, used by its path:
-
-    name: mine
-    flip: 0.25
-    annotators:
-      - {name: careful, role: gpt4, prompt: gpt4_3, batch_size: 5, max_tokens: 250}
-      - {name: quick, role: chatgpt, prompt: chatgpt_4, max_tokens: 20}
-      - {name: odd, role: chatgpt, prompt: ./my_prompt.yaml, max_tokens: 20, temperature: 0.5}
-
 A prompt of your own is a file like those in prompts/. Paths in a file are relative to it.
 """
 
@@ -19,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import Field, RootModel, model_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, model_validator
 
 from ..arguments import match_name
 from ..errors import PoolError, UnknownNameError, did_you_mean
-from .strict_yaml import Strict, check, mistakes_error, read_yaml
 
 Format = Literal["lines", "json", "label", "logprobs", "rating"]
 Layout = Literal["chat", "completion"]
@@ -45,6 +37,17 @@ _REASONING: Final = {
     "extra_tokens": 4000,
 }
 """Settings of OpenAI's reasoning models: another name of the limit, no sampling settings, room to think."""
+
+
+MAX_BYTES: Final = 1 << 16
+"""A file of annotators is a few kilobytes. The limit bounds the time to read one, too."""
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Base of everything read from a file: no unknown fields, no type conversion, no NaN, immutable."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Pair(Strict):
@@ -109,10 +112,6 @@ class Prompt(Strict):
             raise ValueError("parts: `system` may stand first only.")
         if self.layout == "completion" and set(roles) != {"user"}:
             raise ValueError("parts: a prompt with `layout: completion` is one text: write `user`, not other roles.")
-        if not self.batched and any(len(part.pairs or ()) > 1 for part in self.parts):
-            raise ValueError(f"parts: with `format: {self.format}` the examples come one by one, not in batches.")
-        if self.rates and any(part.pairs for part in self.parts):
-            raise ValueError("parts: with `format: rating` single responses are shown: leave `pairs` out.")
         return self
 
     @property
@@ -124,11 +123,6 @@ class Prompt(Strict):
     def rates(self) -> bool:
         """Whether it shows single responses, to be rated, and not pairs."""
         return self.format == "rating"
-
-    @property
-    def width(self) -> int:
-        """Texts shown of each item: an instruction and one response or two."""
-        return 2 if self.rates else 3
 
     @cached_property
     def digest(self) -> str:
@@ -212,8 +206,7 @@ class ModelConfig(Strict):
         return {**_REASONING, **content} if str(name).startswith(("o1", "o3", "o4", "gpt-5")) else content
 
 
-class _Models(RootModel[dict[str, ModelConfig]]):
-    """The model of each role."""
+_Models = RootModel[dict[str, ModelConfig]]
 
 
 @cache
@@ -225,11 +218,10 @@ def names(folder: Literal["pools", "prompts", "models"]) -> tuple[str, ...]:
 def load_pool(name_or_path: str | Path) -> PoolConfig:
     """A pool by its name ("alpaca_farm", "eval", "ann", "greedy", "weighted"; "raters", which rates) or from a file.
 
-    It is checked with its prompts. The members of `annotators_of` are filled in, and the paths of prompts made
-    absolute.
+    The members of `annotators_of` are filled in, and the paths of prompts made absolute.
 
     Raises:
-        PoolError: No such pool, or its file is malformed; lists every mistake.
+        PoolError: No such pool, or its file or a prompt's is malformed; lists every mistake of the file.
     """
     return _load_pool(name_or_path, Path(), ())
 
@@ -240,34 +232,25 @@ def _load_pool(name_or_path: str | Path, folder: Path, before: tuple[Path, ...])
         raise PoolError(f"{path}: `annotators_of` leads back to this pool; expected one with `annotators` at its end.")
     pool = check(PoolConfig, read_yaml(path), path)
     if pool.annotators_of:
-        try:
-            shared = _load_pool(pool.annotators_of, path.parent, (*before, path))
-        except PoolError as error:
-            raise PoolError(f"{path}: annotators_of: {error}") from error
+        shared = _load_pool(pool.annotators_of, path.parent, (*before, path))
         return pool.model_copy(update={"annotators": shared.annotators, "draws": pool.draws or shared.stream})
-    mistakes: list[str] = []
-    members = [
-        _with_prompt(member, path.parent, f"annotators[{i}]", mistakes) for i, member in enumerate(pool.annotators)
-    ]
-    if mistakes:
-        raise mistakes_error(path, mistakes)
-    return pool.model_copy(update={"annotators": tuple(members)})
+    members = tuple(_with_prompt(member, path) for member in pool.annotators)
+    return pool.model_copy(update={"annotators": members})
 
 
-def _with_prompt(member: AnnotatorConfig, folder: Path, place: str, mistakes: list[str]) -> AnnotatorConfig:
+def _with_prompt(member: AnnotatorConfig, pool: Path) -> AnnotatorConfig:
     try:
-        prompt = load_prompt(member.prompt, folder=folder)
+        prompt = load_prompt(member.prompt, folder=pool.parent)
     except PoolError as error:
-        mistakes.append(f"{place}.prompt: {error}".replace("\n", "\n  "))
-        return member
+        raise PoolError(f"{pool}: the prompt of {member.name!r}: {error}") from error
     if member.batch_size > 1 and not prompt.batched:
-        mistakes.append(
-            f"{place}.batch_size: expected 1 with the prompt {prompt.name!r}, whose format {prompt.format!r} answers "
-            f"for one pair; got {member.batch_size}."
+        raise PoolError(
+            f"{pool}: batch_size of {member.name!r}: expected 1 with the prompt {prompt.name!r}, whose format "
+            f"{prompt.format!r} answers for one pair; got {member.batch_size}."
         )
     if member.prompt in names("prompts"):
         return member
-    return member.model_copy(update={"prompt": str(_find("prompts", member.prompt, folder))})
+    return member.model_copy(update={"prompt": str(_find("prompts", member.prompt, pool.parent))})
 
 
 def check_form(pool: PoolConfig, *, rates: bool) -> None:
@@ -305,26 +288,32 @@ def _bundled_prompt(path: Path) -> Prompt:
 
 
 def load_models(
-    spec: str | Path | Mapping[str, Any] | ModelConfig, roles: Iterable[str] = ROLES
+    spec: str | Path | Mapping[str, Any] | ModelConfig | None = None,
+    roles: Iterable[str] = ROLES,
+    model: str | None = None,
 ) -> dict[str, ModelConfig]:
     """The model for each role.
 
     Args:
         spec: "openai", "sandbox", or the path of a YAML file; "model=NAME", a `ModelConfig` or its fields as a mapping
             ({"model": "llama-3"}) for one model in all roles; a mapping from role to a model's name or its fields. A
-            file holds either of the two mappings.
+            file holds either of the two mappings. None: `model`, or "openai".
         roles: The roles to fill.
+        model: One model for all of them, instead of `spec`.
 
     Raises:
-        PoolError: No such list, it is malformed, or it lacks a role.
+        PoolError: No such list, it is malformed, or it lacks a role; or `spec` and `model` are both given.
     """
-    wanted, where, content = tuple(roles), "models", spec
-    if isinstance(spec, ModelConfig):
-        return dict.fromkeys(wanted, spec)
-    if isinstance(spec, str) and spec.startswith("model="):
-        content = {"model": spec.removeprefix("model=")}
-    elif isinstance(spec, (str, Path)):
-        path = _find("models", spec, Path())
+    if spec is not None and model is not None:
+        raise PoolError(f"Give models or model, not both; got models={spec!r} and model={model!r}.")
+    wanted, where = tuple(roles), "models"
+    content = {"model": model} if model is not None else "openai" if spec is None else spec
+    if isinstance(content, ModelConfig):
+        return dict.fromkeys(wanted, content)
+    if isinstance(content, str) and content.startswith("model="):
+        content = {"model": content.removeprefix("model=")}
+    elif isinstance(content, str | Path):
+        path = _find("models", content, Path())
         where, content = str(path), read_yaml(path)
     if not isinstance(content, Mapping):
         raise PoolError(f"{where}: expected a mapping from role to model; got {type(content).__name__}.")
@@ -332,28 +321,9 @@ def load_models(
         return dict.fromkeys(wanted, check(ModelConfig, content, where))
     models = check(_Models, content, where).root
     if missing := [role for role in wanted if role not in models]:  # a file may hold roles of other pools too
-        needed, given = f"the pool's roles are {', '.join(wanted)}", f"given are: {', '.join(models) or 'none'}"
-        unknown = [name for name in models if name not in {*wanted, *ROLES}]
-        mistakes = [str(did_you_mean("role", name, wanted)) for name in unknown]
-        raise mistakes_error(where, mistakes + [f"{role}: missing; {needed}, {given}." for role in missing])
+        given = ", ".join(models) or "none"
+        raise PoolError(f"{where}: expected a model for each of {', '.join(wanted)}; got {given}, not {missing[0]}.")
     return {role: models[role] for role in wanted}
-
-
-def prices_in(models: Iterable[ModelConfig]) -> dict[str, tuple[float, float]]:
-    """The prices given with the models.
-
-    Raises:
-        PoolError: Two roles give one model different prices.
-    """
-    prices: dict[str, tuple[float, float]] = {}
-    for model in models:
-        price = model.price_usd_per_million
-        if price and prices.setdefault(model.model, price) != price:
-            raise PoolError(
-                f"models: expected one price for {model.model!r} in all its roles, got {list(prices[model.model])} and "
-                f"{list(price)} USD per million tokens."
-            )
-    return prices
 
 
 def _find(folder: Literal["pools", "prompts", "models"], name_or_path: str | Path, relative_to: Path) -> Path:
@@ -365,3 +335,60 @@ def _find(folder: Literal["pools", "prompts", "models"], name_or_path: str | Pat
         return _FOLDER / folder / f"{match_name(folder.removesuffix('s'), text, names(folder))}.yaml"
     except UnknownNameError as error:
         raise PoolError(f"{error} Or give the path of a .yaml file.") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """`yaml.SafeLoader` without aliases, which can make much of little, and repeated keys."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed here")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [key for key, times in keys.items() if times > 1]:
+            raise yaml.MarkedYAMLError(None, None, f"the key {twice[0]!r} stands here twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of one YAML file as plain data.
+
+    Raises:
+        PoolError: The file cannot be read, is larger than `MAX_BYTES`, is not UTF-8 or not plain YAML.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise OSError(f"it is larger than {MAX_BYTES} bytes")
+        return yaml.load(content.decode("utf-8"), Loader=_Loader)  # noqa: S506 -- a SafeLoader
+    except OSError as error:
+        raise PoolError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date as 2024-99-99, "[[[..."
+        problem = " ".join(str(error)[:500].split())
+    raise PoolError(f"{path}: expected YAML: {problem}.")
+
+
+def check(model: type[Model], content: object, where: object) -> Model:
+    """Plain data as an instance of `model`; `where` names it in errors, such as the file's path.
+
+    Raises:
+        PoolError: With one line for each mistake.
+    """
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        mistakes = [_mistake(model, details) for details in error.errors(include_url=False)]
+    raise PoolError(f"{where}:" + "".join(f"\n  {mistake}" for mistake in mistakes))
+
+
+def _mistake(model: type[BaseModel], details: Any) -> str:
+    place = ".".join(map(str, details["loc"]))[:200]
+    if details["type"] == "extra_forbidden":
+        schema = model.model_json_schema()
+        parts = [schema, *schema.get("$defs", {}).values()]
+        names = dict.fromkeys(name for part in parts for name in part.get("properties", ()))
+        return f"{place}: {did_you_mean('field', str(details['loc'][-1])[:100], names)}"
+    return f"{place}: {details['msg']}; got {details['input']!r:.60}."

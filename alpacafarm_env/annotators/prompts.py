@@ -40,8 +40,7 @@ from ..errors import InvalidResponseError, PoolError, UnparsableVerdictError
 from ..instructions import RATINGS
 from ..llm.replies import Reply
 from ..oracles.base import shorten
-from .config import Layout, Prompt, load_prompt, names
-from .strict_yaml import Strict
+from .config import Layout, Prompt, Strict, load_prompt, names
 
 Message = dict[str, str]
 Rendered = list[Message] | str
@@ -86,14 +85,6 @@ _LABELS: Final = {2: ("Task", "Instruction", "Output"), 3: ("Pair", "Instruction
 """Names of an item and of its texts, by their number."""
 
 
-class _Frame(NamedTuple):
-    """A prompt without its items: the messages before the last one, and the text around them in the last one."""
-
-    messages: tuple[tuple[str, str], ...]
-    before: str
-    after: str
-
-
 def render(prompt: Prompt, items: Sequence[Shown], kind: Layout = "chat") -> Rendered:
     """The request for some pairs or responses, always the same for the same prompt and items.
 
@@ -110,16 +101,16 @@ def render(prompt: Prompt, items: Sequence[Shown], kind: Layout = "chat") -> Ren
         wanted = "one or more pairs or responses" if prompt.batched else "exactly one pair"
         raise PoolError(f"The prompt {prompt.name!r} is asked about {wanted}; got {len(items)}.")
     for number, item in enumerate(items, 1):
-        if len(item) != prompt.width:
-            raise PoolError(f"The prompt {prompt.name!r} is asked about {prompt.width} texts each; got {len(item)}.")
+        if isinstance(item, Single) != prompt.rates:
+            raise PoolError(f"The prompt {prompt.name!r} is not asked about {len(item)} texts each.")
         check_item(item, number)
     code = _code(prompt, items)
-    frame = _frame(prompt, kind)
+    head, before, after = _frame(prompt, kind)
     notice = _NOTICE_BEFORE + code + _NOTICE_AFTER
-    content = f"{frame.before}{notice}\n\n{_block(items, code, numbered=prompt.batched)}{frame.after}"
+    content = f"{before}{notice}\n\n{_block(items, code, numbered=prompt.batched)}{after}"
     if kind == "completion":
         return content
-    return [*({"role": role, "content": text} for role, text in frame.messages), {"role": "user", "content": content}]
+    return [*({"role": role, "content": text} for role, text in head), {"role": "user", "content": content}]
 
 
 def read(
@@ -139,11 +130,10 @@ def read(
     if not isinstance(request, str):
         plain = [{"role": m.get("role"), "content": m.get("content")} for m in request]
     last = request if isinstance(request, str) else str(plain[-1]["content"]) if plain else ""
-    head = [] if isinstance(request, str) else [tuple(m.values()) for m in plain[:-1]]
     for prompt in map(load_prompt, names("prompts")) if prompts is None else prompts:
-        frame = _frame(prompt, kind)
-        if head == list(frame.messages) and last.startswith(frame.before + _NOTICE_BEFORE):
-            items = _unblock(last[len(frame.before) + len(_NOTICE_BEFORE) :], prompt.width)
+        start = _frame(prompt, kind)[1] + _NOTICE_BEFORE
+        if last.startswith(start):
+            items = _unblock(last[len(start) :], Single if prompt.rates else Item)
             with suppress(PoolError, InvalidResponseError):
                 # The proof: anything else that begins like this prompt renders differently.
                 if render(prompt, items, kind) == plain:
@@ -189,18 +179,17 @@ def _block(items: Iterable[Sequence[str]], code: str, *, numbered: bool) -> str:
     return "\n".join([*lines, f"<<{code}>> End"])
 
 
-def _unblock(rest: str, width: int) -> list[Shown]:
-    """The items of a block, of `width` texts each, whose code `rest` begins with; anything or nothing for another."""
+def _unblock(rest: str, made: type[Shown]) -> list[Shown]:
+    """The items of a block whose code `rest` begins with; anything or nothing for another."""
     code = rest[:_CODE_LENGTH]
     pieces = rest.split(f"<<{code}>> ")[1:-1]
-    texts = [piece.partition("\n")[2][:-1] for piece in pieces]
-    made: Callable[..., Shown] = Item if width == len(Item._fields) else Single
-    return [made(*texts[i : i + width]) for i in range(0, len(texts), width)] if len(texts) % width == 0 else []
+    texts = iter([piece.partition("\n")[2][:-1] for piece in pieces])
+    return [made(*item) for item in zip(*[texts] * len(made._fields), strict=False)]
 
 
 @lru_cache(maxsize=256)
-def _frame(prompt: Prompt, kind: Layout) -> _Frame:
-    """The text that all requests of a prompt share."""
+def _frame(prompt: Prompt, kind: Layout) -> tuple[tuple[tuple[str, str], ...], str, str]:
+    """What all requests of a prompt share: messages before the last one, and the text around the items in that."""
     messages: list[tuple[str, list[str]]] = []
     split = 0
     for part in prompt.parts:
@@ -220,9 +209,9 @@ def _frame(prompt: Prompt, kind: Layout) -> _Frame:
     before = "".join(f"{piece}\n\n" for piece in last[:split])
     after = "".join(f"\n\n{piece}" for piece in last[split:])
     if kind == "chat" or prompt.layout == "completion":
-        return _Frame(head, before, after)
+        return head, before, after
     earlier = "".join(f"{_TITLES[role]}:\n{text}\n\n" for role, text in head)
-    return _Frame((), f"{earlier}{_TITLES['user']}:\n{before}", f"{after}\n\n{_TITLES['assistant']}:")
+    return (), f"{earlier}{_TITLES['user']}:\n{before}", f"{after}\n\n{_TITLES['assistant']}:"
 
 
 class Opinion(NamedTuple):
@@ -322,14 +311,12 @@ def _logprobs(reply: Reply) -> list[Opinion]:
             reply.text,
         )
     first: Mapping[str, float] = reply.logprobs[0]
-    if not all(logprob <= 1e-3 for logprob in first.values()):  # also false for NaN; servers round 0 up a little
-        _refuse("log-probabilities of 0 or less", shorten(str(dict(first)), 120), reply.text)
     mass = dict.fromkeys("ab", 0.0)
     for token, logprob in first.items():
         if (letter := token.strip(" \t\r\n").lower()) in mass:
             mass[letter] += math.exp(logprob)
     total = mass["a"] + mass["b"]
-    if not _LEAST_MASS <= total <= 1.05:
+    if not _LEAST_MASS <= total <= 1.05:  # servers round a little; NaN is not within
         expected = f'a first token "a" or "b", with a probability of {_LEAST_MASS} to 1 for both together'
         _refuse(expected, f"{total:.3g} (first tokens {shorten(str(list(first)), 120)})", reply.text)
     return [Opinion(mass["b"] / total)]

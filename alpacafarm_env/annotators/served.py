@@ -12,32 +12,19 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final, TypeVar
 
 from .. import errors
-from ..llm.client import Client, ClientConfig, run
-from ..llm.endpoint import OPENAI_KEY, Endpoint, require_key_variable
+from ..llm.client import Client
 from ..llm.ledger import operations as sql
-from ..llm.ledger.store import Ledger, shared_ledger
-from ..llm.limits import Pace
 from ..llm.replies import read_reply
-from ..llm.requests import Prices, Request
-from ..oracles.base import UNSCORED_REASON, NoDeepCopy, shorten
+from ..llm.requests import Request
+from ..oracles.base import shorten
 from ..seeding import keyed_rng
 from .config import (
     AnnotatorConfig,
     ModelConfig,
-    PoolConfig,
     Prompt,
-    check_form,
-    load_models,
-    load_pool,
-    load_prompt,
-    prices_in,
 )
 from .prompts import Opinion, Shown, parse, render
 
@@ -129,9 +116,9 @@ class Progress:
 
 
 class Call:
-    """One call of a pool about some questions, by key."""
+    """One call of a pool, a `pool.ServedPool`, about some questions, by key."""
 
-    def __init__(self, pool: ServedPool, questions: Mapping[str, Question]) -> None:
+    def __init__(self, pool: Any, questions: Mapping[str, Question]) -> None:
         self._pool, self._ledger, self._questions = pool, pool.ledger, questions
         self._open = dict(questions)
         self._answers: dict[str, Answer] = {}
@@ -272,114 +259,6 @@ class Call:
 
     async def _do(self, operation: Callable[..., T], *args: Any) -> T:
         return await asyncio.wrap_future(self._ledger.do(operation, *args))
-
-
-class ServedPool(NoDeepCopy):
-    """Annotators behind an OpenAI-compatible server, and what they have answered.
-
-    Args:
-        pool: The name of a pool, a YAML file, or a `PoolConfig`. Its noise is not added here, see `make_pool`.
-        models: Which model plays which role, see `config.load_models`.
-        base_url: The server's address up to "/v1"; None: $OPENAI_BASE_URL, or OpenAI's own.
-        api_key: The key; None: the variable named by `api_key_env`, read at each call.
-        api_key_env: The environment variable that holds the key; one that you name must be set, except for a replay.
-        allow_insecure: Accept http:// to another machine, where anybody on the way can read key and texts.
-        ledger: The file of answers and spending, or an open `Ledger`; None: the user's own, see
-            `llm.ledger.file.default_path`.
-        seed: Another seed is another opinion on the same texts, asked and paid for anew.
-        budget_usd: What the ledger may have spent in all, in US dollars; None: no limit.
-        replay: Answer from the ledger alone; a question without a stored answer is an error.
-        client_config: Time limits, concurrency, repeats. What is learned of the server's limits is kept between calls.
-        prices: US dollars per million tokens by model, (input, output), over the package's own table.
-        on_progress: Called after each answer.
-
-    Raises:
-        PoolError: A pool or its models are malformed, it rates where pairs are to be compared or the other way round, a
-            role has no model, a model has two prices, or the variable named by `api_key_env` is not set.
-        ValueError: A bad seed or budget, a replay from a `Ledger` that is open for more.
-    """
-
-    rates: ClassVar[bool] = False
-    """Whether it is shown single responses, to rate, and not pairs."""
-
-    def __init__(
-        self,
-        pool: str | Path | PoolConfig,
-        models: Any = "openai",
-        *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        api_key_env: str = OPENAI_KEY,
-        allow_insecure: bool = False,
-        ledger: Ledger | Path | str | None = None,
-        seed: int = 0,
-        budget_usd: float | None = None,
-        replay: bool = False,
-        client_config: ClientConfig | None = None,
-        prices: Mapping[str, tuple[float, float]] | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"seed: expected an integer, got {seed!r}.")
-        sql.check_budget(budget_usd)
-        if replay and isinstance(ledger, Ledger) and not ledger.replay:
-            raise ValueError(
-                f"replay: {ledger.path} is open for asking too. Open it with replay=True, or give its path."
-            )
-        if not (ledger.replay if isinstance(ledger, Ledger) else replay):
-            require_key_variable(api_key_env)
-        self.config = pool if isinstance(pool, PoolConfig) else load_pool(pool)
-        check_form(self.config, rates=self.rates)
-        roles = load_models(models, self.config.roles)
-        self.name, self.paid, self.seed, self.on_progress = self.config.name, True, seed, on_progress
-        self.endpoint = Endpoint(base_url, api_key, api_key_env=api_key_env, allow_insecure=allow_insecure)
-        self.served = tuple(
-            Served(annotator, load_prompt(annotator.prompt), roles[annotator.role], self.endpoint.base_url, seed)
-            for annotator in self.config.annotators
-        )
-        self.ledger = ledger if isinstance(ledger, Ledger) else shared_ledger(ledger, replay=replay)
-        self.prices = Prices.load({**prices_in(roles.values()), **(prices or {})})
-        self.budget_usd, self.client_config = budget_usd, client_config or ClientConfig()
-        self._pace = Pace(float(self.client_config.max_concurrency))
-
-    def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """The answer to each question, one call for all.
-
-        Rows with the same question share one answer, and the first of them bears its cost.
-
-        Raises:
-            PermanentAPIError: The server refused for good (key, model, quota). Answers so far are kept.
-            OutageError: The server has stopped answering. Answers so far are kept.
-            LedgerError: The budget is reached, a replay misses, or the ledger's file cannot be used.
-        """
-        wanted = {question.key: question for question in questions}
-        by_key = run(Call(self, wanted).run()) if wanted else {}
-        answers = []
-        for question in questions:
-            answers.append(by_key[question.key])
-            by_key[question.key] = replace(by_key[question.key], cost_usd=0.0, cached=True)
-        return answers
-
-    def details(self, questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, NDArray[Any]]:
-        """Who was asked, the cost, whether the ledger had the answer, and why there is none, each [questions]."""
-        names = [self.served[question.annotator].config.name for question in questions]
-        return {
-            "annotator": np.array(names, object),
-            "cost_usd": np.array([answer.cost_usd for answer in answers], np.float64),
-            "cached": np.array([answer.cached for answer in answers], bool),
-            UNSCORED_REASON: np.array([answer.reason for answer in answers], object),
-        }
-
-    def client(self) -> Client:
-        """A client for one call, which goes on at the pace that those before it have found."""
-        return Client(
-            self.endpoint,
-            config=self.client_config,
-            ledger=self.ledger,
-            prices=self.prices,
-            budget_usd=self.budget_usd,
-            pace=self._pace,
-        )
 
 
 async def _all(awaitables: Iterable[Awaitable[T]]) -> list[T]:

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..annotators.config import load_models, load_pool
-from ..annotators.pool import make_pool, model_spec
+from ..annotators.pool import make_pool
 from ..annotators.served import Progress
 from ..errors import PoolError, PriceError
 from ..llm.endpoint import Endpoint
+from ..llm.ledger import Ledger
 from ..llm.ledger import operations as sql
-from ..llm.ledger.store import Ledger
 from ..oracles.base import UNSCORED_REASON, Verdicts, compare
 from ..oracles.judges import NO_VERDICT
 from ..statistics import WinRateSummary, win_rate
@@ -116,7 +116,7 @@ def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: 
         KeyboardInterrupt: With a message that says how to go on.
     """
     pool = load_pool(options["pool"])
-    roles = load_models(model_spec(options["models"], options["model"]), pool.roles)
+    roles = load_models(options["models"], pool.roles, options["model"])
     endpoint = option_endpoint(options["base_url"], options["api_key_env"], options["allow_insecure"])
     with Ledger(ledger, replay=options["replay"]) as opened:
         with progress_bar(pool.name) as show:

@@ -68,9 +68,9 @@ class ShowLedger(Options):
         Raises:
             LedgerError: There is no such ledger, or it cannot be read.
         """
+        from ..llm.ledger import Ledger
         from ..llm.ledger import operations as sql
         from ..llm.ledger.file import default_path
-        from ..llm.ledger.store import Ledger
         from ..terminal import format_table
 
         path = self.ledger or default_path()
@@ -203,7 +203,7 @@ class Serve(ServerOptions, OracleOptions):
         from ..judge_server.http import serve
         from ..judge_server.scoring import ScoreServer
         from ..oracles.base import is_paid, judge
-        from ..oracles.batched import MicroBatched
+        from ..oracles.judges import MicroBatched
         from ..oracles.registry import make_oracle
         from ..pretrained import load_tokenizer
         from .export import read_oracle

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import pydantic
 import tyro
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _PASSED: Final = (
     *("ledger", "pool", "models", "model", "base_url", "api_key_env", "allow_insecure", "seed", "budget_usd"),
-    *("replay", "flip", "both_orders", "compat", "max_concurrency", "deadline_s", "requests_per_minute"),
+    *("replay", "flip", "both_orders", "max_concurrency", "deadline_s", "requests_per_minute"),
 )
 """Options of `judge_pairs`, which has them by the same names."""
 _LIMITS: Final = ClientConfig()
@@ -53,8 +53,6 @@ class JudgeOptions(Options):
     """Probability that a verdict is flipped, 0 to 0.5. Default: the pool's own."""
     both_orders: bool = False
     """Ask each pair in both orders and average."""
-    compat: Literal["alpacafarm"] | None = None
-    """Draw annotators, orders and noise as the released AlpacaFarm does."""
     seed: Seed = 0
     """Another seed is another opinion on the same pairs, asked and paid for anew."""
     ledger: Path | None = None
@@ -77,7 +75,6 @@ class JudgeOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.refuse_both("models", "model")
-        self.refuse_both("both_orders", "compat")
         if self.timeout_s > self.deadline_s:
             raise ValueError(
                 f"--timeout-s: expected at most the {self.deadline_s:g} s of --deadline-s, which one request has with "

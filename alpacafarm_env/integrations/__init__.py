@@ -8,7 +8,7 @@ from ..data.dataset import Dataset
 from ..data.load import load_dataset
 from ..errors import DataError
 from ..oracles.base import rewards_of, shorten
-from ..oracles.batched import MicroBatched
+from ..oracles.judges import MicroBatched
 from ..oracles.registry import make_oracle
 
 _batched: dict[int, MicroBatched] = {}

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..annotators.config import AnnotatorConfig, PoolConfig, load_pool, load_prompt
+from ..annotators.config import AnnotatorConfig, PoolConfig, check, load_pool, load_prompt
 from ..annotators.prompts import Item, Shown, Single, read
-from ..annotators.strict_yaml import check
 from ..data.schema import shown
 from ..errors import PoolError
-from ..oracles.draws import KeyedDraws, probability
+from ..oracles.judges import KeyedDraws, probability
 from ..sandbox import tasks
 from ..sandbox.judges import FEATURES, GREEDY, POOL, features, log_odds
 from ..sandbox.raters import Raters

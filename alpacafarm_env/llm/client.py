@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,8 +19,8 @@ from typing import Any, Self, TypeVar
 
 from .. import errors
 from .endpoint import Endpoint
+from .ledger import Ledger
 from .ledger import operations as sql
-from .ledger.store import Ledger
 from .limits import ClientConfig as ClientConfig
 from .limits import Limiter, Pace
 from .replies import Failure, Reply, read_reply, reported_usage
@@ -29,7 +28,6 @@ from .requests import Prices, Request
 from .transport import Sender
 
 T = TypeVar("T")
-_LOG = logging.getLogger(__name__)
 REFUSALS = 10
 """Requests refused for what is in them, without one that was answered, after which it is taken for the settings."""
 COMMIT_S = 10.0
@@ -104,7 +102,6 @@ class Client:
         self._prices, self._budget_usd = prices or Prices({}), budget_usd
         self._sender = Sender(endpoint, timeout_s=self.config.attempt_timeout_s)
         self._owner = ledger.new_owner() if ledger else None
-        self._doubted: set[str] = set()
         self._refusals = 0.0
 
     async def __aenter__(self) -> Self:
@@ -218,14 +215,15 @@ class Client:
     def _end(self, job: _Job, row: int, raw: str, reply: Reply | Failure) -> Future[Any] | None:
         """Hand in the end of an attempt's row, and add up its cost; `raw` is what came, "" if nothing did."""
         failure = reply if isinstance(reply, Failure) else None
-        cost = 0.0 if failure and not failure.billed else self._charge(job.request, raw)
+        usage = reported_usage(raw)
+        cost = 0.0 if failure and not failure.billed else self._prices.charge(job.request, usage)
         job.cost_usd += math.nan if cost is None else cost
         if self.ledger is None:
             return None
         if failure:
             end = {"error": failure.message, "status": failure.status}
             return self.ledger.do(sql.fail, row, state="unknown" if failure.billed else "failed", cost_usd=cost, **end)
-        prompt, completion = job.request.bounds.believable(reported_usage(raw))
+        prompt, completion = job.request.bounds.believable(usage)
         tokens = {"prompt_tokens": prompt, "completion_tokens": completion}
         return self.ledger.do(sql.succeed, row, raw=raw, cost_usd=cost, question_keys=job.questions, **tokens)
 
@@ -233,19 +231,6 @@ class Client:
         """Where nothing can be awaited any more: the row of a request that nobody waits for is ended all the same."""
         if end:
             wait([end], COMMIT_S)
-
-    def _charge(self, request: Request, raw: str) -> float | None:
-        """The charge for a reply. The first impossible usage of each model is logged."""
-        usage = reported_usage(raw)
-        cost = self._prices.charge(request, usage)
-        if usage != (None, None) and None in request.bounds.believable(usage) and request.model not in self._doubted:
-            self._doubted.add(request.model)
-            charged = "nothing is charged, as it has no price" if cost is None else f"the most, ${cost:.6f}, is charged"
-            text = (
-                "%s reports a usage of model %r that cannot be, %.80r tokens of prompt and answer: %s for this request."
-            )
-            _LOG.warning(text, self.endpoint.host, request.model, usage, charged)
-        return cost
 
     def _judge(self, job: _Job, failure: Failure, started: float) -> errors.APIError:
         """The error a failure means for the request; ends all others too if it concerns them."""

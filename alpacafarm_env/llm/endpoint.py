@@ -19,7 +19,8 @@ _ADDRESS = "base_url must look like https://host/v1, with no user, password, que
 _SHORTEST_SECRET = 12
 """A shorter key ("ollama") may be in a model's answer by chance, so that answers are not searched for it."""
 _LIBRARIES = ("openai", "httpx", "httpcore", "httpx2", "httpcore2", "stamina")
-_LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
+_PARTS = ("connection", "http11", "http2", "proxy", "socks")
+_LOGGERS = (*_LIBRARIES, *(f"httpcore{version}.{part}" for version in ("", "2") for part in _PARTS))
 
 
 def require_key_variable(name: str, option: str = "api_key_env") -> None:
@@ -117,10 +118,8 @@ class Endpoint:
 
         Only their warnings come through, but none of stamina's: for a served model repeats are normal.
         """
-        names = list(logging.root.manager.loggerDict)  # at once: other threads may be importing
-        watched = {name for name in names if name.split(".")[0] in _LIBRARIES}
-        watched |= {*_LIBRARIES, *(f"httpcore{v}.{part}" for v in ("", "2") for part in _LOGGERS)}
-        loggers = [logging.getLogger(name) for name in watched]
+        names = {*_LOGGERS, *list(logging.root.manager.loggerDict)}  # at once: other threads may be importing
+        loggers = [logging.getLogger(name) for name in names if name.split(".")[0] in _LIBRARIES]
 
         def redacted(record: logging.LogRecord) -> bool:
             record.msg, record.args, record.exc_info = self.redact(record.getMessage()), (), None
@@ -137,10 +136,8 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"Endpoint({self.base_url!r})"
 
-    def __deepcopy__(self, memo: object = None) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return self  # immutable
-
-    __copy__ = __deepcopy__
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(f"{self!r} is not pickled, as it may hold a key. Make one where it is used.")
@@ -174,6 +171,6 @@ def _check(base_url: str, allow_insecure: bool) -> tuple[str, str, bool]:
 
 
 def _forms(keys: Iterable[str]) -> list[str]:
-    """The spellings of the keys, longest first."""
+    """The spellings of the keys, as they are, in JSON and in a URL, longest first."""
     forms = {form for key in keys for form in (key, key.replace("/", "\\/"), quote(key, safe=""))}
     return sorted(forms, key=len, reverse=True)

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
+from typing import Annotated
+
+import pydantic.dataclasses
+from pydantic import Field
 
 from ..errors import APIError, TransientAPIError
 
@@ -20,30 +24,25 @@ OUTAGE, OUTAGE_S = 20, 10.0
 restarts breaks all connections at once, and is back before."""
 
 
-@dataclass(frozen=True, kw_only=True)
+_Count = Annotated[int, Field(strict=True, ge=1)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
 class ClientConfig:
     """Limits of a client."""
 
-    max_concurrency: int = 64
+    max_concurrency: _Count = 64
     """Requests in flight at most; fewer while the server is crowded."""
-    max_attempts: int = 6
-    attempt_timeout_s: float = 60.0
+    max_attempts: _Count = 6
+    attempt_timeout_s: _Positive = 60.0
     """Wall-clock seconds for one attempt, from the first byte sent to the last byte read."""
-    deadline_s: float = 300.0
+    deadline_s: _Positive = 300.0
     """Wall-clock seconds for one request from its first attempt on, repeats and waits included."""
-    requests_per_minute: float | None = None
+    requests_per_minute: _Positive | None = None
     """Requests started in a minute at most, evenly spread. None: unlimited."""
-    max_wait_s: float = 120.0
+    max_wait_s: _Positive = 120.0
     """The longest wait a server may ask for; a longer one ends all requests."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            default = getattr(type(self), name)
-            whole = isinstance(default, int)
-            holds = type(value) is int and value >= 1 if whole else value is not None and 0 < value < inf
-            if not holds and not value is default is None:
-                expected = "an integer, 1 or more" if whole else "finite and above 0"
-                raise ValueError(f"{type(self).__name__}.{name} must be {expected}, got {value!r}")
 
 
 @dataclass

@@ -6,15 +6,15 @@ at no cost.
 
 import email.utils
 import json
-import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC
 from math import inf
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ..errors import InvalidReplyError
 from .endpoint import Endpoint
@@ -29,7 +29,7 @@ _NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "Uns
 _OF_A_TEXT: Final = (400, 403, 413, 422)
 """Statuses of what is too long or filtered, and of settings that the model does not take. Servers share no codes or
 words that tell one from the other; `Client` takes it for the settings if nothing is answered."""
-_QUOTA: Final = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+_QUOTA: Final = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
 _NO_API: Final = "there is no OpenAI-compatible server: it does not take such requests; check base_url ({base_url})"
 _CLOSING: Final = {
     401: "the server refused the key; put the right one into the environment variable {key_variable}, or name another "
@@ -72,6 +72,39 @@ class Reply:
     completion_tokens: int | None = None
 
 
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: Any = None
+
+
+class _Body(BaseModel):
+    choices: list[_Choice] = []
+    usage: Any = None
+    error: Any = None
+
+
+_Logprob = Annotated[float, Field(strict=True, le=1e-3)]
+"""Negative infinity is a probability of 0; a little above 0 is rounding."""
+
+
+class _Top(BaseModel):
+    token: str
+    logprob: _Logprob
+
+
+class _Token(_Top):
+    top_logprobs: list[_Top] | None = None
+
+
+_CHAT, _COMPLETION = TypeAdapter(list[_Token]), TypeAdapter(list[Annotated[dict[str, _Logprob], Field(min_length=1)]])
+
+
 def read_reply(kind: Kind, raw: str) -> Reply:
     """Read the whole body of a reply with status 200.
 
@@ -79,22 +112,22 @@ def read_reply(kind: Kind, raw: str) -> Reply:
         InvalidReplyError: It is not a JSON object, holds an error, no choice or no text. A `FinalReplyError` if asking
             again would not help.
     """
-    body = _json(raw)
-    if not isinstance(body, dict):
-        raise InvalidReplyError(f"The reply is JSON but no object: {_shown(raw)}")
-    if error := body.get("error"):
-        final = isinstance(error, dict) and error.get("code") in _OF_A_TEXT  # OpenRouter's
-        raise (FinalReplyError if final else InvalidReplyError)(f"The reply holds an error: {_shown(error)}")
-    choices = body.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise InvalidReplyError(f"The reply has no choice, hence no answer: {_shown(raw)}")
-    reason = choices[0].get("finish_reason")
-    return Reply(
-        _text(kind, choices[0]),
-        reason if isinstance(reason, str) else None,
-        _logprobs(kind, choices[0].get("logprobs")),
-        *_counts(body.get("usage")),
-    )
+    try:
+        body = _Body.model_validate_json(raw)
+    except ValueError as error:  # pydantic's, also of a lone surrogate
+        problem = str(error.errors()[0]["msg"] if isinstance(error, ValidationError) else error)[:80]
+    else:
+        if body.error:
+            final = isinstance(body.error, dict) and body.error.get("code") in _OF_A_TEXT  # OpenRouter's
+            raise (FinalReplyError if final else InvalidReplyError)(f"The reply holds an error: {_shown(body.error)}")
+        if body.choices:
+            choice = body.choices[0]
+            return Reply(
+                _text(kind, choice), choice.finish_reason, _logprobs(kind, choice.logprobs), *_counts(body.usage)
+            )
+        problem = "it has no choice, hence no answer"
+    # Raised out here: the other error holds the whole text.
+    raise InvalidReplyError(f"The reply is no whole answer in JSON ({problem}): {_shown(raw)}")
 
 
 def reported_usage(raw: str) -> tuple[object, object]:
@@ -106,30 +139,17 @@ def reported_usage(raw: str) -> tuple[object, object]:
         return None, None
 
 
-def _json(raw: str) -> Any:
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        problem = str(error)[:80]
-    # Raised out here: the decoder's own error holds the whole text.
-    raise InvalidReplyError(f"The reply is not JSON, or was cut off ({problem}): {_shown(raw)}")
-
-
-def _text(kind: Kind, choice: dict[str, Any]) -> str:
+def _text(kind: Kind, choice: _Choice) -> str:
     if kind == "tokens":
-        return str(choice.get("text", ""))
-    part = choice.get("message") if kind == "chat" else choice
-    text = part.get("content" if kind == "chat" else "text") if isinstance(part, dict) else None
-    reason = choice.get("finish_reason")
-    if reason == "content_filter":
+        return choice.text or ""
+    text = (choice.message and choice.message.content) if kind == "chat" else choice.text
+    if choice.finish_reason == "content_filter":
         raise FinalReplyError("The server's filter stopped the answer (finish_reason='content_filter')")
-    if not isinstance(text, str) or not text.strip():
-        problem = f"The answer has no text but {_shown(text)}, with finish_reason={reason!r}"
-        if reason == "length":
+    if not text or not text.strip():
+        problem = f"The answer has no text but {text!r}, with finish_reason={choice.finish_reason!r:.50}"
+        if choice.finish_reason == "length":
             raise FinalReplyError(f"{problem}: the limit on tokens is too low for this model")
         raise InvalidReplyError(problem)
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidReplyError(f"The answer holds half a character (a lone surrogate): {_shown(text)}")
     return text
 
 
@@ -141,34 +161,23 @@ def _counts(usage: Any) -> Usage:
 
 def _logprobs(kind: Kind, given: Any) -> tuple[dict[str, float], ...] | None:
     """Both endpoints' layouts as one: a dict per token."""
-    if kind == "tokens" or not isinstance(given, dict):
+    if kind == "tokens" or not given:
+        return None
+    try:
+        if kind == "chat":
+            tokens = [each.top_logprobs or [each] for each in _CHAT.validate_python(given["content"])]
+            pairs = [[(top.token, top.logprob) for top in token] for token in tokens]
+        else:
+            pairs = [list(token.items()) for token in _COMPLETION.validate_python(given["top_logprobs"])]
+    except (ValidationError, LookupError, TypeError, OverflowError):
         return None
     rows: list[dict[str, float]] = []
-    tokens = given.get("content") if kind == "chat" else given.get("top_logprobs")
-    for token in tokens if isinstance(tokens, list) else ():
-        pairs = _pairs(kind, token)
-        if not pairs or not all(isinstance(name, str) and _is_logprob(value) for name, value in pairs):
-            return None
+    for token in pairs:
         row: dict[str, float] = {}
-        for name, value in pairs:  # tokens of different bytes may have equal text: their probabilities add up
-            row[name] = min(float(np.logaddexp(row.get(name, -inf), float(value))), 0.0)
+        for name, value in token:  # tokens of different bytes may have equal text: their probabilities add up
+            row[name] = min(float(np.logaddexp(row.get(name, -inf), value)), 0.0)
         rows.append(row)
     return tuple(rows) or None
-
-
-def _pairs(kind: Kind, token: Any) -> list[tuple[Any, Any]]:
-    if not isinstance(token, dict):
-        return []
-    if kind == "completion":
-        return list(token.items())
-    top = token.get("top_logprobs") or [token]
-    entries = top if isinstance(top, list) and all(isinstance(entry, dict) for entry in top) else []
-    return [(entry.get("token"), entry.get("logprob")) for entry in entries]
-
-
-def _is_logprob(value: Any) -> bool:
-    """Negative infinity is a probability of 0; a little above 0 is rounding."""
-    return (type(value) is float or (type(value) is int and value > -(10**9))) and value <= 1e-3
 
 
 def _shown(value: Any) -> str:
@@ -201,22 +210,18 @@ def explain(error: Exception, endpoint: Endpoint, model: str) -> Failure:
     status: int | None = getattr(error, "status_code", None)
     if status is None:
         return _unanswered(error, endpoint)
-    words, body = str(getattr(error, "message", error)), getattr(error, "body", None)
-    if isinstance(body, str | dict) and body and not (isinstance(body, dict) and body.get("message")):
-        words = f"{words} {body}"  # it is in the message of some versions only
-    words = endpoint.redact(words)[:_MOST_CHARS]
-    code = body.get("code") or body.get("type") if isinstance(body, dict) else None
-    if code in _QUOTA or getattr(error, "code", None) in _QUOTA:
-        closing = _CLOSING[402]
-    elif (status in _PASSES or status >= 500) and status not in _CLOSING:
-        headers = getattr(getattr(error, "response", None), "headers", {})
-        return Failure(f"status {status}: {words}", "passing", status, status in _MAYBE_BILLED, retry_after(headers))
-    elif status >= 400 and status not in _CLOSING:
+    body = getattr(error, "body", None)
+    words = endpoint.redact(f"{getattr(error, 'message', error)} {body or ''}")[:_MOST_CHARS]
+    codes = {body.get("code"), body.get("type")} if isinstance(body, dict) else set()
+    closing = _CLOSING[402] if codes & _QUOTA else _CLOSING.get(status)
+    if closing is None and (status in _PASSES or status >= 500):
+        wait_s = retry_after(getattr(getattr(error, "response", None), "headers", {}))
+        return Failure(f"status {status}: {words}", "passing", status, status in _MAYBE_BILLED, wait_s)
+    if closing is None and status >= 400:
         return Failure(f"status {status}: {words.rstrip('.')}. {_REFUSED}", "text", status, billed=False)
-    else:
-        closing = _CLOSING.get(status, _MOVED)
     names = {"base_url": endpoint.base_url, "host": endpoint.host, "key_variable": endpoint.api_key_env}
-    return Failure(f"{closing.format(model=model, **names)}. The server said: {words}", "closed", status, billed=False)
+    problem = (closing or _MOVED).format(model=model, **names)
+    return Failure(f"{problem}. The server said: {words}", "closed", status, billed=False)
 
 
 def _unanswered(error: Exception, endpoint: Endpoint) -> Failure:
@@ -231,31 +236,22 @@ def _unanswered(error: Exception, endpoint: Endpoint) -> Failure:
     return Failure(f"{words} ({name}, {endpoint.base_url})", billed=name not in _NOT_SENT)
 
 
-def retry_after(headers: Mapping[str, str], now: float | None = None) -> float:
+def retry_after(headers: Mapping[str, str]) -> float:
     """Seconds that a server asks to wait, 0 or more; 0 if it does not say, or says nonsense.
 
-    Reads "retry-after-ms" (milliseconds) and "retry-after" (seconds, whole or not, or an HTTP date, RFC 9110 section
-    10.2.3); of two, the longer. A date counts from the server's own "date" if it sends one, as clocks differ; else from
-    `now`, in seconds since 1970 (None: the clock).
+    Reads "retry-after-ms" (milliseconds) and "retry-after" (seconds, or an HTTP date, RFC 9110 section 10.2.3); of two,
+    the longer.
     """
-    text = headers.get("retry-after", "").strip()
-    waits = [_number(headers.get("retry-after-ms", "")) / 1000, _number(text)]
-    until = _date(text)
-    if until is not None:
-        sent = _date(headers.get("date", ""))
-        waits.append(until - (sent if sent is not None else time.time() if now is None else now))
+    text = headers.get("retry-after", "")
+    waits = [_seconds(headers.get("retry-after-ms", "")) / 1000, _seconds(text)]
+    with suppress(TypeError, ValueError, IndexError, OverflowError):  # it is no date
+        waits.append(email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     return max(0.0, *waits)
 
 
-def _number(text: str) -> float:
-    """The digits' value; 0 for anything else ("nan", "-5", "soon"). More digits than a float holds are a long time."""
-    text = text.strip()
-    return min(float(text), 1e300) if re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", text, re.ASCII) else 0.0
-
-
-def _date(text: str) -> float | None:
-    try:
-        moment = email.utils.parsedate_to_datetime(text.strip())
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (TypeError, ValueError, IndexError, OverflowError):
-        return None
+def _seconds(text: str) -> float:
+    """The number's value; 0 for anything else ("nan", "-5", "soon")."""
+    with suppress(ValueError):
+        value = float(text)
+        return value if 0 < value < inf else 0.0
+    return 0.0

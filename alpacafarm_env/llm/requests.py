@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self, TypeGuard
+from typing import Annotated, Any, Literal, Self, TypeGuard
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ..errors import PoolError
 
@@ -20,6 +22,7 @@ Kind = Literal["chat", "completion", "tokens"]
 """The last is a completion whose answer is token ids: it may have no text."""
 Usage = tuple[int | None, int | None]
 """Tokens of the prompt and of the completion; None where unknown."""
+_Dollars = Annotated[float, Field(strict=True, ge=0, le=1e6)]
 SHIPPED_PRICES = Path(__file__).with_name("prices.yaml")
 _BYTES_PER_TOKEN = 8
 """Most bytes of text per token on average: English has four to five, Chinese three to six. Only runs of one character
@@ -114,19 +117,15 @@ class Prices:
             overrides: Your own, {"model": [input, output]} in US dollars per million tokens; they take precedence.
 
         Raises:
-            PoolError: An override is no price; the message lists all that are not.
+            PoolError: An override is no pair of numbers from 0 to 1e6; the message lists all that are not.
         """
         import yaml
 
-        own: dict[str, Price] = {}
-        faults = []
-        for model, pair in (overrides or {}).items():
-            if isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_price, pair)):
-                own[model] = Price(float(pair[0]), float(pair[1]))
-            else:
-                faults.append(f"  {model}: expected [input, output] in USD per million tokens, 0 to 1e6, got {pair!r}")
-        if faults:
-            raise PoolError("\n".join(["The prices given:", *faults]))
+        try:
+            pairs = TypeAdapter(dict[str, tuple[_Dollars, _Dollars]]).validate_python(dict(overrides or {}))
+        except ValidationError as error:
+            raise PoolError(f"The prices given: expected [input, output] in USD per million tokens: {error}") from None
+        own = {model: Price(*pair) for model, pair in pairs.items()}
         shipped = yaml.safe_load(SHIPPED_PRICES.read_text("utf-8"))
         for model, row in shipped.items():
             own.setdefault(model, Price(*row.pop("usd_per_million"), **row))
@@ -173,7 +172,3 @@ def _most_completion(body: Mapping[str, Any]) -> float:
 
 def _within(value: object, least: float, most: float) -> TypeGuard[int]:
     return type(value) is int and least <= value <= most
-
-
-def _is_price(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1e6  # type: ignore[operator]

@@ -1,9 +1,8 @@
 """Oracles: who rewards a response, and how judges of pairs become rewards."""
 
 from .base import Constant, FunctionOracle, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
-from .batched import MicroBatched
 from .ensemble import BaselineSubtracted, Ensemble
-from .judges import BothOrders, Flip, HigherReward, WinRate
+from .judges import BothOrders, Flip, HigherReward, MicroBatched, WinRate
 from .registry import make_judge, make_oracle
 from .reward_model import RewardModel
 from .stored import HumanJudge, HumanRatings, Recorded, RecordedJudge, References, rated

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UnknownNameError, did_you_mean
-from .base import UNSCORED_REASON, DetailedOracle, PreferenceOracle, RewardOracle, Verdicts, is_paid, judge
+from ..errors import did_you_mean
+from .base import UNSCORED_REASON, DetailedOracle, RewardOracle, Verdicts, is_paid, judge
 
 COMBINATIONS: Final = ("mean", "min", "uwo")
 DEFAULT_WEIGHT: Final = 0.5
@@ -58,17 +58,19 @@ class Ensemble(DetailedOracle):
         *,
         name: str | None = None,
     ) -> None:
-        self.members = _checked(members)
-        if combine == "wco":  # the closest name, by its letters, would be another thing
-            raise UnknownNameError("Unknown combination 'wco': the worst case is called 'min'.")
+        self.members = tuple(members)
+        for member in self.members:
+            if not isinstance(member, RewardOracle):  # a judge compares pairs: its win rate is one
+                raise TypeError(f"Members of an ensemble are oracles with name and score, got {member!r}.")
+        if not self.members:
+            raise ValueError("An ensemble needs one or more members, got none.")
         if combine not in COMBINATIONS:
             raise did_you_mean("combination", combine, COMBINATIONS)
-        if weight is not None and combine != "uwo":
+        if weight is not None and not (combine == "uwo" and 0 <= weight < inf):
             raise ValueError(
-                f"The weight, that of the variance, goes with combine='uwo'; got {weight!r} with {combine!r}."
+                f"The weight, that of the variance, is 0 or more and goes with combine='uwo'; got {weight!r} with "
+                f"{combine!r}."
             )
-        if weight is not None and not 0 <= weight < inf:
-            raise ValueError(f"The weight of the variance must be 0 or a positive number, got {weight!r}.")
         self.combine = combine
         self.weight = DEFAULT_WEIGHT if weight is None else float(weight)
         self.member_names = _numbered([member.name for member in self.members])
@@ -82,12 +84,8 @@ class Ensemble(DetailedOracle):
         # Added up member by member: a row's sum must not round differently with the size of its batch.
         mean = sum(scores[1:], scores[0]) / len(scores)
         variance = sum([(score - mean) ** 2 for score in scores], np.zeros(len(mean))) / len(scores)
-        if self.combine == "mean":
-            combined = mean
-        elif self.combine == "min":
-            combined = np.min(scores, axis=0)
-        else:
-            combined = mean - self.weight * variance
+        price = self.weight * variance if self.combine == "uwo" else 0.0
+        combined = np.min(scores, axis=0) if self.combine == "min" else mean - price
         members = {f"score:{name}": score for name, score in zip(self.member_names, scores, strict=True)}
         own = {"disagreement": np.sqrt(variance), **members}
         return Verdicts(combined, own | self._member_details(answers) | own)  # first, and whatever members call theirs
@@ -106,22 +104,9 @@ class Ensemble(DetailedOracle):
                 values = np.asarray(detail)
                 if not key.startswith("cost_") and values.dtype != np.bool_:
                     details[f"{key}:{name}"] = values
-                elif key in details:
-                    details[key] = details[key] + values if key.startswith("cost_") else details[key] | values
-                else:
-                    details[key] = values
+                else:  # booleans are added by "or"
+                    details[key] = details.get(key, np.zeros_like(values)) + values
         return details
-
-
-def _checked(given: Iterable[Any]) -> tuple[RewardOracle, ...]:
-    members = tuple(given)
-    for member in members:
-        if not isinstance(member, RewardOracle):
-            advice = ": it compares pairs; give the win rate by it" if isinstance(member, PreferenceOracle) else ""
-            raise TypeError(f"Members of an ensemble are oracles with name and score, got {member!r}{advice}.")
-    if not members:
-        raise ValueError("An ensemble needs one or more members, got none.")
-    return members
 
 
 def _numbered(names: Sequence[str]) -> tuple[str, ...]:
@@ -166,16 +151,9 @@ class BaselineSubtracted(DetailedOracle):
 
     def _measure(self, instructions: Sequence[str]) -> list[float]:
         """Mean score of the fixed answers to each instruction, [B]."""
-        answers = list(self._answers(instructions))
-        if wrong := [each for each in answers if isinstance(each, str) or not isinstance(each, Iterable)]:
-            raise TypeError(
-                f"BaselineSubtracted: expected answers to return a list of texts for each instruction, got {wrong[0]!r}"
-            )
-        fixed = [list(each) for each in answers]
-        if len(fixed) != len(instructions):
-            raise ValueError(
-                f"BaselineSubtracted: expected answers to return {len(instructions)} lists, got {len(fixed)}"
-            )
+        fixed = self._answers(instructions)
+        if any(isinstance(each, str) for each in fixed):  # its letters would be the answers
+            raise TypeError("BaselineSubtracted: expected answers to return a list of texts for each instruction.")
         repeated = [x for x, texts in zip(instructions, fixed, strict=True) for _ in texts]
         scores = iter(judge(self.oracle, repeated, [text for texts in fixed for text in texts]).scores.tolist())
         return [fmean([next(scores) for _ in texts]) if texts else nan for texts in fixed]

@@ -1,4 +1,4 @@
-"""Oracles made of other oracles: a judge becomes a reward, gets noise, is asked in both orders.
+"""Oracles made of other oracles: a judge becomes a reward, gets noise, is asked in both orders, by many threads.
 
 They nest: `WinRate(Flip(judge, p=0.25), references)` of a pool of annotators is AlpacaFarm's training reward.
 
@@ -10,12 +10,20 @@ times.)
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..errors import BudgetExceededError, OutageError
 from ..seeding import keyed_uniforms
 from .base import (
     UNSCORED_REASON,
@@ -34,16 +42,16 @@ from .base import (
 )
 
 Batch = tuple[Sequence[str], Sequence[str], Sequence[str]]
+Row = tuple[str, str, str]
+"""(instruction, a, b): the pair in the order in which `b_first` and `b_wins` speak of it."""
 
 NO_REFERENCE = "no reference response for this instruction"
 NO_VERDICT = "the judge gave no verdict"
 
-
-class NoiseDraws(Protocol):
-    """Draws that say which verdicts are noise, and which way they fall."""
-
-    def noise(self, rows: Sequence[tuple[str, str, str]], p: float) -> NDArray[np.float64]:
-        """The label of each (instruction, a, b), [B]: 1 = a preferred, 2 = b, NaN = no noise (share 1 - 2p)."""
+MAX_ROWS: Final = 256
+WAIT_S: Final = 0.004
+_DOWN: Final = (OutageError, BudgetExceededError, ConnectionError, TimeoutError)
+"""Errors that no row is the cause of."""
 
 
 class WinRate(DetailedOracle):
@@ -95,20 +103,16 @@ class Flip(DetailedJudge):
     """AlpacaFarm's label noise: with probability 2p the verdict is a fair coin and the judge is not asked.
 
     The same as flipping a binary verdict with probability p, from 0 to 0.5, for a share 2p fewer calls. Identical
-    responses stay 0.5. Adds the detail `noised`. `draws` replaces the coins of `seed`, as
-    `annotators.pool.AlpacaFarmDraws` does.
+    responses stay 0.5. Adds the detail `noised`.
     Source: Dubois et al. 2023 (arXiv 2305.14387), p_sim^ann; released code, p_label_flip.
     """
 
-    def __init__(
-        self, judge: PreferenceOracle, p: float = 0.25, *, seed: int = 0, draws: NoiseDraws | None = None
-    ) -> None:
+    def __init__(self, judge: PreferenceOracle, p: float = 0.25, *, seed: int = 0) -> None:
         if not 0 <= p <= 0.5:
             raise ValueError(f"Flip needs a probability p from 0 to 0.5 (0.5 = a coin, no judge), got {p!r}.")
         self._judge = judge
         self.p = p
         self.seed = seed
-        self._draws = draws
         self.draws_order: bool = getattr(judge, "draws_order", False)
         self.blank = {**blank_of(judge), "noised": False}
         self.name = f"{judge.name}+flip{p:g}"
@@ -127,12 +131,10 @@ class Flip(DetailedJudge):
 
     def _coins(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """The coin in place of the verdict, [B]: 1 = b preferred, 0 = a, NaN = no noise."""
-        if self._draws is not None:
-            return self._draws.noise(list(zip(instructions, a, b, strict=True)), self.p) - 1
-        rows = _unordered(instructions, a, b)
-        u = keyed_uniforms(self.seed, self._stream, rows)
+        rows = list(zip(instructions, a, b, strict=True))
+        u = keyed_uniforms(self.seed, self._stream, _unordered(rows))
         # One draw decides noise and coin: below p the pair's first text in sorted order wins, below 2p its second.
-        b_is_first = np.array([first == text for (_, first, _), text in zip(rows, b, strict=True)], bool)
+        b_is_first = np.array([second <= first for _, first, second in rows], bool)
         return np.where(u < 2 * self.p, np.where(b_is_first, u < self.p, u >= self.p), np.nan)
 
 
@@ -167,6 +169,79 @@ class BothOrders(DetailedJudge):
         return Verdicts((forth + back) / 2, details).with_detail("orders_agree", agree)
 
 
+class _Query(NamedTuple):
+    """One thread's rows, and their answer to come."""
+
+    instructions: Sequence[str]
+    responses: Sequence[str]
+    answer: Future[Verdicts]
+
+
+class MicroBatched(DetailedOracle):
+    """Asks another oracle in a thread of its own, never twice at once: whoever comes during a call is in the next one.
+
+    A call waits for as many as were in the last one, at most `wait_s`: one thread alone does not wait. If a call for
+    several fails, each is asked for alone, so that nobody fails by another's texts; but where the error says that the
+    oracle cannot be reached, or may spend no more, all get it.
+
+    Args:
+        oracle: Who is asked; its `name` and `paid` are this oracle's too.
+        max_rows: Rows of a call from which on nobody else joins it.
+        wait_s: Most seconds to wait for others.
+    """
+
+    def __init__(self, oracle: RewardOracle, *, max_rows: int = MAX_ROWS, wait_s: float = WAIT_S) -> None:
+        self.oracle, self.name, self.paid = oracle, oracle.name, is_paid(oracle)
+        self.max_rows, self.wait_s = max_rows, wait_s
+        self.calls = 0
+        """Calls of the oracle so far."""
+        self._process, self._starting, self._last = 0, threading.Lock(), 1
+        self._queries: SimpleQueue[_Query] = SimpleQueue()
+
+    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
+        """The oracle's answer to these rows, whatever else it is asked in the same call."""
+        if len(instructions) != len(responses):
+            raise ValueError(f"Expected as many instructions as responses, got {len(instructions)}, {len(responses)}.")
+        with self._starting:
+            if self._process != os.getpid():  # the first query, or that of a fork, which has no threads
+                self._process, self._queries = os.getpid(), SimpleQueue()
+                threading.Thread(target=self._work, name=f"ask {self.name}", daemon=True).start()
+        query = _Query(tuple(instructions), tuple(responses), Future())
+        self._queries.put(query)
+        return query.answer.result()
+
+    def _work(self) -> None:
+        while True:
+            batch = [self._queries.get()]
+            until = time.monotonic() + self.wait_s
+            with suppress(Empty):
+                while sum(len(query.responses) for query in batch) < self.max_rows:
+                    wait = until - time.monotonic() if len(batch) < self._last else 0
+                    batch.append(self._queries.get(timeout=max(wait, 0)))
+            self._last = len(batch)
+            self._ask(batch)
+
+    def _ask(self, batch: Sequence[_Query]) -> None:
+        self.calls += 1
+        columns = ([text for query in batch for text in query[side]] for side in (0, 1))
+        try:
+            verdicts = judge(self.oracle, *columns)
+        except BaseException as error:  # noqa: BLE001 -- raised again by the threads that asked
+            if len(batch) == 1 or isinstance(error, _DOWN):
+                for query in batch:
+                    query.answer.set_exception(error)
+            else:
+                for query in batch:
+                    self._ask([query])
+            return
+        start = 0
+        for query in batch:
+            part = slice(start, start + len(query.responses))
+            details = {key: values[part] for key, values in verdicts.details.items()}
+            query.answer.set_result(Verdicts(verdicts.scores[part], details))
+            start = part.stop
+
+
 def _both(key: str, forth: NDArray[Any], back: NDArray[Any]) -> NDArray[Any]:
     """A detail of a pair that was asked in both orders."""
     if key.startswith("cost_"):
@@ -192,6 +267,59 @@ def _take(batch: Batch, rows: NDArray[np.bool_]) -> Batch:
     return instructions, a, b
 
 
-def _unordered(*batch: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Each row's instruction and pair, the pair in sorted order."""
-    return [(x, a, b) if a <= b else (x, b, a) for x, a, b in zip(*batch, strict=True)]
+def _unordered(rows: Sequence[Row | tuple[str, str]]) -> list[tuple[str, ...]]:
+    """Each row's instruction and its one or two responses, these in sorted order."""
+    return [(row[0], *sorted(row[1:])) for row in rows]
+
+
+@dataclass(frozen=True)
+class KeyedDraws:
+    """Draws keyed on (seed, name, instruction, unordered pair): two pools that share a `name` draw alike.
+
+    Example:
+        >>> draws = KeyedDraws(0, "sim_eval")
+        >>> draws.annotators([("Why?", "Because.", "No.")], 13) == draws.annotators([("Why?", "No.", "Because.")], 13)
+        array([ True])
+    """
+
+    seed: int
+    name: str
+
+    def annotators(self, rows: Sequence[Row | tuple[str, str]], count: int) -> NDArray[np.int64]:
+        """The index of the annotator of each pair or (instruction, response), uniform over range(count), [B]."""
+        check_count(count)
+        return np.floor(self._uniforms("annotator", rows) * count).astype(np.int64)
+
+    def b_first(self, rows: Sequence[Row]) -> NDArray[np.bool_]:
+        """Whether b is shown before a, [B]: for half of all pairs, and the other way for (b, a)."""
+        return np.asarray((self._uniforms("order", rows) >= 0.5) == _in_order(rows))
+
+    def b_wins(self, rows: Sequence[Row], log_odds: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Whether b is preferred, [B]: a draw from its probability, and the other way for (b, a).
+
+        There is one draw for a pair, whoever judges it and whichever response is shown first, so that verdicts differ
+        only where the chances do. `log_odds` are log(p / (1 - p)) of the probability p that b is preferred, [B]:
+        swapping a pair changes their sign, which is exact where 1 - p is not.
+        """
+        in_order = _in_order(rows)
+        later_wins = self._uniforms("verdict", rows) < probability(np.where(in_order, log_odds, -log_odds))
+        return np.asarray(later_wins == in_order)
+
+    def _uniforms(self, purpose: str, rows: Sequence[Row | tuple[str, str]]) -> NDArray[np.float64]:
+        return keyed_uniforms(self.seed, f"{self.name} {purpose}", _unordered(rows))
+
+
+def probability(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The probability p of each log(p / (1 - p)), [B]; NaN for NaN."""
+    with np.errstate(over="ignore"):  # log-odds of -1000, as a megabyte of text may have: p is 0 then
+        return np.asarray(1.0 / (1.0 + np.exp(-log_odds)))
+
+
+def check_count(count: int) -> None:
+    """Raises ValueError unless there is somebody to draw."""
+    if count < 1:
+        raise ValueError(f"A pool to draw from needs one or more annotators, got {count!r}.")
+
+
+def _in_order(rows: Sequence[Row]) -> NDArray[np.bool_]:
+    return np.array([a <= b for _, a, b in rows], bool)

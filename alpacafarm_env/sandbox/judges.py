@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ..arguments import FAMILIES, match_family
 from ..oracles.base import DetailedJudge, NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts
-from ..oracles.draws import KeyedDraws, Row, probability
-from ..oracles.judges import Flip, HigherReward
+from ..oracles.judges import Flip, HigherReward, KeyedDraws, Row, probability
 from ..seeding import keyed_rng
 from . import gold, tasks
 

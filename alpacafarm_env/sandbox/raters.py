@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..arguments import match_family
 from ..instructions import RATINGS
 from ..oracles.base import DetailedOracle, Verdicts
-from ..oracles.draws import KeyedDraws, check_count
+from ..oracles.judges import KeyedDraws, check_count
 from ..seeding import keyed_uniforms
 from . import gold, tasks
 from .dataset import Sandbox

@@ -20,8 +20,8 @@ from ...folders import Content, hash_model
 from ...llm.endpoint import Endpoint
 from ...oracles.base import PreferenceOracle, RewardOracle
 from ...oracles.judges import HigherReward, WinRate
-from ...oracles.own import is_own, only_compares, parts_of
-from ...oracles.registry import Spec, make_judge, make_oracle
+from ...oracles.registry import AnySpec, make_judge, make_oracle
+from ...oracles.specs import is_own, only_compares, parts_of
 from ...oracles.stored import Recorded, References
 from ...plugins import source_hash
 
@@ -66,7 +66,7 @@ def judge_name(text: str, dataset: Dataset) -> str:
     return make_own_judge(text, dataset).name.removeprefix("win_rate:")
 
 
-def read_judge(text: str) -> Spec:
+def read_judge(text: str) -> AnySpec:
     """The name or mapping that `--judge` holds; DataError if it begins like a JSON object and is none."""
     if not text.lstrip().startswith("{"):
         return {"judge": text} if is_own(text) and only_compares(text) else text
@@ -113,8 +113,7 @@ def _deciding(spec: Any) -> Any:
         return spec
     kept = dict(spec)
     if "pool" in spec:  # its files are content; a server that answers is known by its address alone
-        if "policy" not in spec:
-            kept["base_url"] = Endpoint(spec.get("base_url"), allow_insecure=True).base_url
+        kept["base_url"] = Endpoint(spec.get("base_url"), allow_insecure=True).base_url
         files = {"pool"} | ({"models"} if isinstance(spec.get("models"), str) else set())
         kept = {key: value for key, value in kept.items() if key not in _UNDECIDING | files}
     return {key: _CONTENT.get(key) or _deciding(value) for key, value in kept.items()}
@@ -136,6 +135,5 @@ def _contents(spec: Any) -> list[Content]:
     if "pool" in spec:
         from ...annotators.pool import content
 
-        policy = hash_model(spec["policy"]) if "policy" in spec else {}
-        return [{"annotators": content(spec), **policy}]
+        return [{"annotators": content(spec)}]
     return [content for part in parts_of(spec) for content in _contents(part)]

@@ -25,7 +25,7 @@ def short_waits(monkeypatch):
 
 @pytest.fixture
 def ledger(tmp_path):
-    from alpacafarm_env.llm.ledger.store import Ledger
+    from alpacafarm_env.llm.ledger import Ledger
 
     with Ledger(tmp_path / "ledger.sqlite") as opened:
         yield opened

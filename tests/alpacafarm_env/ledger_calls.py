@@ -23,8 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from alpacafarm_env.errors import BudgetExceededError
+from alpacafarm_env.llm.ledger import Ledger
 from alpacafarm_env.llm.ledger import operations as sql
-from alpacafarm_env.llm.ledger.store import Ledger
 
 
 def begin(ledger, request_key="r", reserve_usd=0.1, budget_usd=None, label="l", questions=("q",)):

@@ -13,16 +13,16 @@ from alpacafarm_env.annotators import served as asking
 from alpacafarm_env.annotators.config import PoolConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.judge_server.server import JudgeServer
-from alpacafarm_env.llm.client import Client, ClientConfig
+from alpacafarm_env.llm.client import Client
+from alpacafarm_env.llm.ledger import Ledger
 from alpacafarm_env.llm.ledger import operations as sql
-from alpacafarm_env.llm.ledger.store import Ledger
 
 
 def test_a_wrong_key_ends_the_call_at_once(make, pairs):
     rows = cut(pairs, 100)
     with JudgeServer(api_key="sk-right") as server:
         with pytest.raises(errors.PermanentAPIError, match="key"):
-            make(server, SINGLE, client_config=ClientConfig(max_concurrency=4)).judge(*rows)
+            make(server, SINGLE, max_concurrency=4).judge(*rows)
         assert server.stats()["requests"] <= 5
         assert not np.isnan(make(server, SINGLE, api_key="sk-right").compare(*rows)).any()
 
@@ -88,8 +88,6 @@ def test_the_ledger_holds_every_attempt_and_no_key(make, pairs, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"order": "first"}, errors.UnknownNameError, "first"),
-        ({"compat": "alpaca"}, errors.UnknownNameError, "alpacafarm"),
         ({"models": {"gpt4": "x"}}, errors.PoolError, "chatgpt"),
         ({"pool": "alpaca_frm"}, errors.PoolError, "alpaca_farm"),
         ({"base_url": "ftp://x"}, ValueError, "http"),
@@ -167,7 +165,11 @@ def test_what_another_call_asks_is_waited_for(make, pairs):
 
 
 def wanted(pool, rows):
-    return {question.key: question for question in pool.questions(*rows)}
+    questions = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "answers", lambda new: questions.extend(new) or [asking.Answer(0.5)] * len(new))
+        pool.judge(*rows)
+    return {question.key: question for question in questions}
 
 
 def asked_at_once(pool, rows, monkeypatch, ahead):
@@ -192,9 +194,9 @@ def asked_at_once(pool, rows, monkeypatch, ahead):
 
 
 def test_few_requests_are_made_ahead_in_order(make, pairs, monkeypatch, tmp_path):
-    rows, config = cut(pairs, 30), ClientConfig(max_concurrency=2)
+    rows = cut(pairs, 30)
     with JudgeServer() as server:
-        pools = [make(server, SINGLE, client_config=config, ledger=tmp_path / name) for name in ("few", "all")]
+        pools = [make(server, SINGLE, max_concurrency=2, ledger=tmp_path / name) for name in ("few", "all")]
         order, most, scores = asked_at_once(pools[0], rows, monkeypatch, ahead=3)
         assert (most, len(order)) == (5, 30)
         assert asked_at_once(pools[1], rows, monkeypatch, ahead=999) == (order, 30, scores)
@@ -202,8 +204,8 @@ def test_few_requests_are_made_ahead_in_order(make, pairs, monkeypatch, tmp_path
 
 def test_pairs_that_are_asked_again_find_a_place(make, pairs, monkeypatch):
     """Shared requests, of which each is followed by its pairs' own, hold all the places there are."""
-    rows, config = cut(pairs, 15), ClientConfig(max_concurrency=1)
+    rows = cut(pairs, 15)
     with FaultyJudgeServer(faults=Faults({"wrong_count": 1.0})) as server:
-        order, most, scores = asked_at_once(make(server, SHARED, client_config=config), rows, monkeypatch, ahead=0)
+        order, most, scores = asked_at_once(make(server, SHARED, max_concurrency=1), rows, monkeypatch, ahead=0)
     assert (most, len(order)) == (1, 3 + 3 * 15)
     assert np.isnan(scores).all()

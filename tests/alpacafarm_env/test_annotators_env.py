@@ -269,7 +269,9 @@ def test_two_responses_to_one_instruction_never_share_a_request(make, responses)
 def test_a_reply_without_ratings_is_no_score(make, responses, short_waits):
     columns = [column[:30] for column in responses]
     with FaultyJudgeServer(faults=Faults({"content_filter": 0.3})) as server:
-        got = make(server, client_config=ClientConfig(max_attempts=1)).judge(*columns)
+        pool = make(server)
+        pool.limits = ClientConfig(max_attempts=1)
+        got = pool.judge(*columns)
     missing = np.isnan(got.scores)
     assert 0 < missing.mean() < 0.6
     assert all("ContentRefusedError" in reason for reason in got.details["unscored_reason"][missing])

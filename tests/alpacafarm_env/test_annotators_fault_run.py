@@ -24,8 +24,8 @@ from alpacafarm_env.annotators.config import PoolConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import ClientConfig
+from alpacafarm_env.llm.ledger import Ledger
 from alpacafarm_env.llm.ledger import operations as sql
-from alpacafarm_env.llm.ledger.store import Ledger
 from alpacafarm_env.sandbox import SANDBOX
 
 RATES = {
@@ -64,7 +64,8 @@ def labels(verdicts, columns):
 
 def judged(path, server, columns, pool=SINGLE):
     ledger = Ledger(path)
-    pool = AnnotatorPool(pool, "sandbox", base_url=server.base_url, ledger=ledger, client_config=CONFIG)
+    pool = AnnotatorPool(pool, "sandbox", base_url=server.base_url, ledger=ledger)
+    pool.limits = CONFIG
     verdicts = pool.judge(*columns)
     spending = ledger.do(sql.spending).result()
     ledger.close()
@@ -96,12 +97,11 @@ SCRIPT = """
 import json, sys
 from alpacafarm_env.annotators.config import PoolConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool
-from alpacafarm_env.llm.client import ClientConfig
-from alpacafarm_env.llm.ledger.store import Ledger
+from alpacafarm_env.llm.ledger import Ledger
 lease_s, path, url = sys.argv[1:]
 pool, rows = json.load(open(path + ".json"))
-ledger, config = Ledger(path, lease_s=float(lease_s)), ClientConfig(max_concurrency=8)
-pool = AnnotatorPool(PoolConfig(**pool), "sandbox", base_url=url, ledger=ledger, client_config=config)
+ledger = Ledger(path, lease_s=float(lease_s))
+pool = AnnotatorPool(PoolConfig(**pool), "sandbox", base_url=url, ledger=ledger, max_concurrency=8)
 print(pool.judge(*rows).scores.tolist())
 """
 
@@ -173,7 +173,7 @@ def by_pool(url, folder):
         "sandbox",
         base_url=url,
         ledger=folder / "pool.sqlite",
-        client_config=ClientConfig(max_concurrency=IN_FLIGHT),
+        max_concurrency=IN_FLIGHT,
         on_progress=lambda _: ends.append(time.monotonic()),
     )
     pool.judge([f"Question {number}?" for number in range(COUNT)], ["one " * 60] * COUNT, ["two " * 60] * COUNT)

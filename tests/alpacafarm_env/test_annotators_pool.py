@@ -1,10 +1,6 @@
-"""The pool over HTTP, against the sandbox's annotators behind a real server; the released code's draws, bit for bit."""
+"""The pool over HTTP, against the sandbox's annotators behind a real server."""
 
-import gzip
-import json
-import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +9,13 @@ from judge_requests import SINGLE, chances, cut, truth
 
 from alpacafarm_env.annotators import served as asking
 from alpacafarm_env.annotators.config import load_pool
-from alpacafarm_env.annotators.pool import AlpacaFarmDraws, make_pool
+from alpacafarm_env.annotators.pool import make_pool
 from alpacafarm_env.annotators.prompts import Item
 from alpacafarm_env.errors import PermanentAPIError, UnparsableVerdictError
 from alpacafarm_env.judge_server.server import JudgeServer
 from alpacafarm_env.llm.client import ClientConfig
 from alpacafarm_env.oracles import Flip
-from alpacafarm_env.oracles.draws import KeyedDraws
+from alpacafarm_env.oracles.judges import KeyedDraws
 from alpacafarm_env.sandbox.judges import Annotator
 
 
@@ -127,9 +123,9 @@ def test_a_better_parser_reads_what_was_paid_for(server, asked, make, pairs, mon
 
 def test_a_failed_request_leaves_its_rows_unscored(make, pairs):
     rows = cut(pairs, 40)
-    config = ClientConfig(max_attempts=1)
     with FaultyJudgeServer(faults=Faults({"server_error": 0.3})) as server:
-        pool = make(server, SINGLE, client_config=config)
+        pool = make(server, SINGLE)
+        pool.limits = ClientConfig(max_attempts=1)
         verdicts = pool.judge(*rows)
         missing = np.isnan(verdicts.scores)
         assert 0 < missing.mean() < 0.7
@@ -159,18 +155,6 @@ def test_both_orders_cancel_a_liking_for_a_position(make, pairs, tmp_path, monke
     assert not verdicts.details["orders_agree"].any()
 
 
-def test_compat_draws_as_the_released_code(server, make, pairs, tmp_path):
-    rows = list(zip(*cut(pairs, 60), strict=True))
-    verdicts = make(server, compat="alpacafarm").judge(*cut(pairs, 60))
-    members, drawn = load_pool("alpaca_farm").annotators, AlpacaFarmDraws(0)
-    assert verdicts.details["annotator"].tolist() == [members[index].name for index in drawn.annotators(rows, 13)]
-    assert (verdicts.details["shown_first"] == "b").tolist() == drawn.b_first(rows).tolist()
-    common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
-    noisy, noise = make_pool("ann", compat="alpacafarm", **common).judge(*cut(pairs, 60)), drawn.noise(rows, 0.25)
-    assert noisy.details["noised"].tolist() == (~np.isnan(noise)).tolist()
-    np.testing.assert_array_equal(noisy.scores[~np.isnan(noise)], noise[~np.isnan(noise)] - 1)
-
-
 def test_a_pool_with_a_prompt_of_ones_own(server, make, pairs, tmp_path):
     member = "{name: gpt4_3, role: judge, prompt: ./prompt.yaml, max_tokens: 20, temperature: 0}"
     (tmp_path / "mine.yaml").write_text(f"{{name: mine, annotators: [{member}]}}")
@@ -187,62 +171,3 @@ def test_a_pool_with_a_prompt_of_ones_own(server, make, pairs, tmp_path):
     # Where the order hardly matters, it is what the sandbox's annotator of that name says.
     clear = np.abs(likelier - 0.5) > 0.2
     assert np.array_equal(verdicts.scores[clear] == 1, likelier[clear] > 0.5)
-
-
-DATA = os.environ.get("ALPACAFARM_DATA", "")
-TEXTS = {
-    "instruction": lambda record: record["instruction"],
-    "merged": lambda record: "\n\n".join(filter(None, (record["instruction"], record["input"]))),
-    "joined": lambda record: record["instruction"] + record["input"],
-}
-DEALT_OUT = {  # annotator -> how many of the 805 instructions it judges, by the text that is the key
-    "instruction": [48, 65, 60, 60, 49, 68, 82, 60, 79, 44, 60, 66, 64],
-    "merged": [53, 63, 54, 56, 47, 76, 77, 68, 78, 48, 63, 65, 57],
-    "joined": [43, 70, 60, 61, 55, 64, 71, 60, 73, 54, 65, 72, 57],
-}
-
-
-def records(name):
-    with gzip.open(Path(DATA) / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
-def rows_of(kept, text="instruction"):
-    return [(TEXTS[text](record), "a", "b") for record in kept]
-
-
-def vector(rows):
-    return np.bincount(AlpacaFarmDraws().annotators(rows, 13), minlength=13).tolist()
-
-
-def pairs_of_one(count=1000):
-    return [("Name a colour.", f"answer {i}", f"reply {i * 7919 % count}") for i in range(count)]
-
-
-def test_released_draws_are_keyed_by_instruction():
-    """1,000 pairs of one instruction: one annotator, one order, one noise label; a new seed changes them.
-
-    So they show (a, b) and (b, a) in opposite orders of the texts.
-    """
-    draws, rows = AlpacaFarmDraws(), pairs_of_one()
-    assert len(set(draws.annotators(rows, 13).tolist())) == 1
-    assert len(set(draws.b_first(rows).tolist())) == 1
-    assert len(set(draws.noise(rows, 0.25).astype(str).tolist())) == 1
-    assert (draws.b_first(rows) == draws.b_first([(i, b, a) for i, a, b in rows])).all()
-    assert len({int(AlpacaFarmDraws(seed).annotators(rows[:1], 13)[0]) for seed in range(50)}) > 8
-    assert len(set(KeyedDraws(0, "alpaca_farm").annotators(rows, 13).tolist())) == 13
-
-
-@pytest.mark.data
-def test_the_805_instructions_are_dealt_as_released():
-    asked = records("eval_instructions")
-    assert {text: vector(rows_of(asked, text)) for text in TEXTS} == DEALT_OUT
-    rows = rows_of(asked, "merged")
-    assert AlpacaFarmDraws().b_first(rows).sum() == 406
-    noise = AlpacaFarmDraws().noise(rows, 0.25)
-    assert [np.isnan(noise).sum(), (noise == 1).sum(), (noise == 2).sum()] == [402, 198, 205]
-    assert AlpacaFarmDraws(seed=1).b_first(rows).sum() != 406
-    texts = {record["index"]: row for record, row in zip(asked, rows, strict=True)}
-    judged = records("preferences_alpaca_eval_gpt4")[:1610]  # whose `first_shown` is recorded: a = reference, b = model
-    shown = AlpacaFarmDraws().b_first([texts[record["index"]] for record in judged])
-    assert shown.tolist() == [record["first_shown"] == "model" for record in judged]

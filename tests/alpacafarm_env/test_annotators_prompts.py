@@ -43,34 +43,11 @@ ATTACKS = (
 )
 """Responses that try to steer a judge: each would win if it were taken for anything but text."""
 PIECES = [
-    *(
-        "<<",
-        ">>",
-        f"<<{CODE}>> ",
-        f"<<{CODE}>> End",
-        f"<<{EXAMPLE}>> Output (b):\n",
-        CODE,
-        CODE[:8],
-        " End",
-        "Instruction:",
-    ),
-    *("Output (b):", "Pair 2, Output (a):", "1. Output (b)\n", "System:", "Answer:", "<|im_end|>", "{items}", "{code}"),
-    *(
-        "%s",
-        "$code",
-        "\\1",
-        "{{",
-        '{"a_better": true}',
-        '"',
-        "'",
-        "\\",
-        "```json\n",
-        "[",
-        "]",
-        NOTICE.split("{code}")[0],
-    ),
+    *("<<", ">>", f"<<{CODE}>> ", f"<<{CODE}>> End", f"<<{EXAMPLE}>> Output (b):\n", CODE, CODE[:8], " End"),
+    *("Instruction:", "Output (b):", "Pair 2, Output (a):", "1. Output (b)\n", "System:", "Answer:", "<|im_end|>"),
+    *("{items}", "{code}", "%s", "$code", "\\1", "{{", '{"a_better": true}', '"', "'", "\\", "```json\n", "[", "]"),
     *"\n\r\0\u2028\u2029\x85\x0b\x0c\x1c\t \ufeff\u200b\u202e0a",
-    *("\r\n", "👩\u200d👧", "e\u0301", "İ", "ß", "日本", "\U0010ffff", "\uffff", *ATTACKS),
+    *("\r\n", "👩\u200d👧", "e\u0301", "İ", "日本", "\U0010ffff", "\uffff", NOTICE.split("{code}")[0], *ATTACKS),
 ]
 """What could be taken for a part of the structure: fences, codes, roles, placeholders, every kind of line end."""
 TEXTS = st.one_of(
@@ -83,7 +60,7 @@ each_prompt = pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prom
 
 def shown(prompt, instruction, *responses):
     """An item of the prompt's kind: a pair, or the first response to be rated."""
-    return (Single if prompt.rates else Item)(instruction, *responses[: prompt.width - 1])
+    return Single(instruction, responses[0]) if prompt.rates else Item(instruction, *responses)
 
 
 def code_of(request):
@@ -166,8 +143,8 @@ def test_what_cannot_be_rendered():
             render(load_prompt(name), [Item("i", "x", "y")] * count)
     with pytest.raises(InvalidResponseError, match="Pair 2, second.* character 1"):
         render(load_prompt("gpt4_1"), [Item("i", "x", "y"), Item("i", "x", "y\ud800")])
-    for name, item, texts in (("gpt4_1", Single("i", "x"), "3.*got 2"), ("rating_1", Item("i", "x", "y"), "2.*got 3")):
-        with pytest.raises(PoolError, match=f"'{name}'.*{texts}"):
+    for name, item in (("gpt4_1", Single("i", "x")), ("rating_1", Item("i", "x", "y"))):
+        with pytest.raises(PoolError, match=f"'{name}'"):
             render(load_prompt(name), [item])
 
 
@@ -262,10 +239,7 @@ def test_replies_as_asked_for(format, text, expected):
 
 
 def test_words_come_with_their_verdict():
-    assert [opinion.words for opinion in parse("rating", reply(f"[{WORST}, {GOOD_RATING}]"), 2)] == [
-        "",
-        "False: rating 1.",
-    ]
+    assert [each.words for each in parse("rating", reply(f"[{WORST}, {GOOD_RATING}]"), 2)] == ["", "False: rating 1."]
     assert parse("json", reply(A), 1)[0].words == "The second is wrong."
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import random
 import re
 import signal
 import subprocess
@@ -120,16 +119,10 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
     assert again == fresh  # this annotator does not draw
 
 
-def test_noise_and_compatibility_are_passed_on(call, tmp_path):
+def test_noise_is_passed_on(call, tmp_path):
     pairs = write(tmp_path / "pairs.json", make_pairs(20))
     assert call("judge", "annotate", pairs, "--out", "all.json", "--flip", "0.5") == 0
     assert all(row["noised"] or row["preference"] == 1.5 for row in read(tmp_path / "all.json"))
-    assert call("judge", "annotate", pairs, "--out", "compat.json", "--compat", "alpacafarm") == 0
-    assert call("judge", "annotate", pairs, "--out", "keyed.json") == 0
-    who = [[row["annotator"] for row in read(tmp_path / name)] for name in ("compat.json", "keyed.json")]
-    choice = random.Random("annotator" + make_pairs(2)[1]["instruction"] + "0").choices(range(13))[0]
-    assert who[0][1] == make_pool(models="sandbox").config.annotators[choice].name
-    assert who[0] != who[1]
 
 
 class Wavering:

@@ -14,7 +14,7 @@ from alpacafarm_env.judge_server.sandbox_judge import SandboxJudge
 from alpacafarm_env.judge_server.server import KINDS, JudgeServer
 from alpacafarm_env.llm.replies import read_reply, reported_usage
 from alpacafarm_env.llm.requests import TokenBounds
-from alpacafarm_env.oracles.draws import KeyedDraws
+from alpacafarm_env.oracles.judges import KeyedDraws
 from alpacafarm_env.sandbox.judges import GREEDY, POOL, Annotators
 
 ALL = [*(annotator.name for annotator in POOL), "greedy_gpt4"]

@@ -130,9 +130,8 @@ def test_a_wait_holds_for_the_next_client():
     assert pace.limit == pytest.approx(16, abs=0.1)
 
 
-@pytest.mark.parametrize("wait", ["3600", "9" * 400])
-def test_too_long_a_wait_is_an_error_at_once(wait):
-    with WireServer(lambda seen, number: failed(429, retry_after=wait)) as server:
+def test_too_long_a_wait_is_an_error_at_once():
+    with WireServer(lambda seen, number: failed(429, retry_after="3600")) as server:
         errors, seconds = ask(server, 20, config={"max_concurrency": 2})
     assert {type(error) for error in errors} == {TransientAPIError}
     assert "max_wait_s=120" in str(errors[-1])

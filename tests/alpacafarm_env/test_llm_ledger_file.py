@@ -10,14 +10,15 @@ from contextlib import closing
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ledger_calls import answer, begin, fork, lookup, succeed
 
 from alpacafarm_env.errors import LedgerError
+from alpacafarm_env.llm.ledger import Ledger
 from alpacafarm_env.llm.ledger import file as ledger_file
 from alpacafarm_env.llm.ledger import operations as sql
-from alpacafarm_env.llm.ledger.store import Ledger
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 KEYS = [f"question {i}" for i in range(60)]
@@ -183,9 +184,8 @@ def test_places_that_hold_no_ledger(tmp_path, monkeypatch):
     for place in (tmp_path, tmp_path / "file" / "inside a file"):
         with pytest.raises(LedgerError, match=str(place)):
             Ledger(place)
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"/dev/x / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n")
-    monkeypatch.setattr(ledger_file, "_MOUNTS", mounts)
+    mounts = [SimpleNamespace(mountpoint=p, fstype=kind) for p, kind in (("/", "ext4"), (str(tmp_path), "nfs4"))]
+    monkeypatch.setattr(ledger_file.psutil, "disk_partitions", lambda all: mounts)
     with pytest.raises(LedgerError, match="nfs4.*ALPACAFARM_LEDGER"):
         Ledger(tmp_path / "ledger")
     assert not (tmp_path / "ledger").exists()

@@ -146,5 +146,5 @@ def test_refusals_reach_all_each_with_its_own_error(clock):
     ],
 )
 def test_a_config_is_checked(name, value):
-    with pytest.raises(ValueError, match=f"ClientConfig.{name} .* got {value}"):
+    with pytest.raises(ValueError, match=f"(?s)ClientConfig.*{name}"):
         ClientConfig(**{name: value})

@@ -100,7 +100,7 @@ WRONG = [
     *([*JUDGE, *two] for two in (["--max-concurrency", "0"], ["--timeout-s", "0"], ["--deadline-s", "nan"])),
     *([*JUDGE, *two] for two in (["--requests-per-minute", "-1"], ["--seed", "-1"], ["--seed", "1.5"])),
     [*JUDGE, "--budget", "3"],
-    *([*JUDGE, *two] for two in (["--both-orders", "--compat", "alpacafarm"], ["--models", "openai", "--model", "x"])),
+    [*JUDGE, "--models", "openai", "--model", "x"],
     ["judge", "evaluate", "o.json", "--data", "sandbox", "--reference", "r.json"],
     ["judge", "annotate", "pairs.json"],
 ]

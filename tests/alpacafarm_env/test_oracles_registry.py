@@ -27,7 +27,6 @@ from alpacafarm_env.oracles import (
     make_judge,
     make_oracle,
 )
-from alpacafarm_env.oracles.base import OracleError
 from alpacafarm_env.wrappers import AddScore
 
 
@@ -370,10 +369,3 @@ def test_a_module_that_fails_says_how(tiny_dataset, file):
     file.write_text("1 / 0")
     with pytest.raises(UnknownNameError, match="ZeroDivisionError"):
         make_oracle("mine:X", dataset=tiny_dataset)
-
-
-@pytest.mark.usefixtures("file")
-def test_an_error_of_its_own_names_the_oracle(tiny_dataset):
-    with pytest.raises(OracleError, match="mine:broken.*KeyError.*boom") as found:
-        make_oracle("mine:broken", dataset=tiny_dataset)
-    assert isinstance(found.value.__cause__, KeyError)

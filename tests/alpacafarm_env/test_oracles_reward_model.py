@@ -57,7 +57,7 @@ def test_equals_the_plain_model(tiny_model, scores):
 
 
 def test_batches_padding_and_neighbours_do_not_matter(tiny_model, model, scores):
-    for limits in ({"batch_size": 1}, {"batch_size": 5}, {"max_batch_tokens": 100}):
+    for limits in ({"batch_size": 1}, {"batch_size": 5}):
         limited = RewardModel(tiny_model, **limits).score(INSTRUCTIONS, RESPONSES)
         np.testing.assert_allclose(limited, scores, rtol=0, atol=1e-5)
     beside = model.score([*INSTRUCTIONS, "Ask"], [*RESPONSES, "a much longer neighbour " * 4])
@@ -93,13 +93,6 @@ def test_faulty_config_numbers_are_refused(changed, key, values):
     for number, value in enumerate(values):
         with pytest.raises(CheckpointError, match="config"):
             RewardModel(changed(str(number), **{"num_labels": 1, "id2label": None, **SCALE, key: value}))
-
-
-def test_mean_and_deviation_need_each_other(changed):
-    """As when a letter of the other's name is damaged, which would change every score without a word."""
-    for key in SCALE:
-        with pytest.raises(CheckpointError, match="alpacafarm_reward_mean and alpacafarm_reward_std"):
-            RewardModel(changed(key, **{key: SCALE[key]}))
 
 
 def test_long_texts_lose_their_middle_and_say_so(tiny_model):
@@ -174,8 +167,8 @@ def test_a_pad_that_hides_the_end_of_sequence(changed):
 
 
 def test_limits_are_positive(tiny_model):
-    for name, least in (("batch_size", 1), ("max_batch_tokens", 1), ("max_length", 2)):
-        with pytest.raises(ValueError, match=f"{name}.* {least - 1}"):
+    for name, least in (("batch_size", 1), ("max_length", 2)):
+        with pytest.raises(ValueError, match=name):
             RewardModel(tiny_model, **{name: least - 1})
 
 
@@ -261,8 +254,8 @@ def test_half_the_memory_for_nearly_the_same_scores(tiny_model, adapter, scores)
         assert {value for name, value in types.items() if "layers" in name and "lora" not in name} == {torch.bfloat16}
         assert {value for name, value in types.items() if "score" in name} == {torch.float32}
         assert not np.array_equal(found, found.astype(np.float16))  # finer than bfloat16 has numbers
-    with pytest.raises(ValueError, match=r"bfloat32.*bfloat16"):
-        RewardModel(tiny_model, dtype="bfloat32")
+    with pytest.raises(ValueError, match="bfloat16"):
+        make_oracle({"reward_model": str(tiny_model), "dtype": "bfloat32"}, dataset=None)
 
 
 def test_hub_names_are_read_from_the_cache(tiny_model, tmp_path, monkeypatch, scores):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from alpacafarm_env.oracles.draws import KeyedDraws, probability
+from alpacafarm_env.oracles.judges import KeyedDraws, probability
 from alpacafarm_env.seeding import IndexStream, keyed_rng, keyed_uniforms
 
 KEY = (3, "flip", "a", 7)

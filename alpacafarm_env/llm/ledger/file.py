@@ -20,6 +20,8 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+import psutil
+
 from ...errors import LedgerError
 
 APPLICATION_ID = 0x414C5046
@@ -62,7 +64,6 @@ END""",
 BUSY_S = 60.0
 """Seconds to wait for other processes before giving up."""
 _SEQUENCE = "CREATE TABLE sqlite_sequence(name,seq)"
-_MOUNTS = Path("/proc/mounts")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse.sshfs"}
 _WHAT_TO_DO = "The file was not changed. Restore a copy of it, or name another file (a new one starts empty)."
 
@@ -82,8 +83,6 @@ def ledger_path(path: str | os.PathLike[str] | None) -> Path:
 
 def prepare(path: Path, *, replay: bool) -> None:
     """Makes the file if there is none; LedgerError, without changing it, if it is no sound ledger of this version."""
-    if sqlite3.sqlite_version_info < (3, 37):
-        raise LedgerError(f"The ledger needs SQLite 3.37 or newer; this Python has {sqlite3.sqlite_version}.")
     try:
         if kind := network_kind(path):
             raise LedgerError(
@@ -93,13 +92,12 @@ def prepare(path: Path, *, replay: bool) -> None:
         if not path.exists():
             if replay:
                 raise LedgerError(f"There is no ledger at {path} to replay. Name the file of an earlier run.")
-            _create(path)
-        if not path.is_file():
-            raise LedgerError(f"{path} is not a file. Name a file for the ledger.")
+            statements = (*SCHEMA, "INSERT INTO totals VALUES (0)")
+            create(path, statements, application_id=APPLICATION_ID, version=SCHEMA_VERSION)
         if not replay and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
             raise LedgerError(f"The ledger {path} or its folder is read-only. Make it writable, or open it to replay.")
-    except OSError as error:
-        raise LedgerError(f"The ledger {path} cannot be used: {error}. Name another file.") from error
+    except (OSError, sqlite3.Error) as error:
+        raise explain(path, error) from error
     _check(path)
 
 
@@ -143,34 +141,30 @@ def begin(conn: sqlite3.Connection, statement: str) -> None:
         conn.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_S)}")
 
 
-def inode(path: Path) -> tuple[int, int, float] | None:
-    """(device, inode, bytes) of the file behind a name; None if there is none."""
+def inode(path: Path) -> tuple[int, int] | None:
+    """(device, inode) of the file behind a name; None if there is none."""
     try:
         state = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return state.st_dev, state.st_ino, state.st_size
+    return state.st_dev, state.st_ino
 
 
-def error_code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code."""
+def error_code(error: Exception) -> int:
+    """SQLite's primary result code, 0 of another error."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def explain(path: Path, error: sqlite3.Error) -> LedgerError:
-    """An error of SQLite in words that help the user of the ledger."""
-    held = f"another process has held it for {BUSY_S:.0f} s. End that process, or name another file"
+def explain(path: Path, error: Exception) -> LedgerError:
+    """An error of SQLite or the system in words that help the user of the ledger."""
     damaged = "it is damaged. Restore a copy of it, or name another file (a new one starts empty)"
-    full = "the disk is full. What this call tried to store is not stored; what was stored before is kept. Make room, "
     text = {
-        sqlite3.SQLITE_FULL: f"{full}then run again",
-        sqlite3.SQLITE_BUSY: held,
-        sqlite3.SQLITE_LOCKED: held,
+        sqlite3.SQLITE_FULL: "the disk is full. What was stored before is kept. Make room, then run again",
+        sqlite3.SQLITE_BUSY: f"another process has held it for {BUSY_S:.0f} s. End that process, or name another file",
         sqlite3.SQLITE_CORRUPT: damaged,
         sqlite3.SQLITE_NOTADB: damaged,
-        sqlite3.SQLITE_READONLY: "it is read-only. Make it writable, or open it to replay",
-    }.get(error_code(error), "nothing of this call was stored; what was stored before is kept")
-    return LedgerError(f"The ledger {path} cannot be used: {text} (SQLite: {error}).")
+    }.get(error_code(error), "nothing of this call was stored; what was stored before is kept. Name another file")
+    return LedgerError(f"The ledger {path} cannot be used: {text} ({error}).")
 
 
 def create(path: Path, statements: Sequence[str], *, application_id: int, version: int) -> None:
@@ -205,23 +199,10 @@ def create(path: Path, statements: Sequence[str], *, application_id: int, versio
 
 def network_kind(path: Path) -> str:
     """The network file system that a file is on, where processes cannot share SQLite's log; "" if it is on none."""
-    if not _MOUNTS.exists():
-        return ""
     folder = path.absolute().parent.resolve()
-    best, kind = Path("/"), ""
-    for line in _MOUNTS.read_text("utf-8", "replace").splitlines():
-        point = Path(line.split()[1].replace("\\040", " "))
-        if folder.is_relative_to(point) and len(point.parts) >= len(best.parts):
-            best, kind = point, line.split()[2]
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
+    kind = max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
     return kind if kind in _NETWORK else ""
-
-
-def _create(path: Path) -> None:
-    statements = (*SCHEMA, "INSERT INTO totals VALUES (0)")
-    try:
-        create(path, statements, application_id=APPLICATION_ID, version=SCHEMA_VERSION)
-    except sqlite3.Error as error:
-        raise explain(path, error) from error
 
 
 def _check(path: Path) -> None:
@@ -230,13 +211,10 @@ def _check(path: Path) -> None:
         with closing(connect(path, read_only=True)) as conn:
             conn.execute("BEGIN")
             problem = _problem(conn)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:  # text that is none, sums beyond 64 bits
         if error_code(error) == sqlite3.SQLITE_IOERR:  # a full disk, and no damage
             raise explain(path, error) from error
-        other = error_code(error) == sqlite3.SQLITE_NOTADB
-        problem = "is not a ledger: it is cut, or another kind of file" if other else f"is damaged (SQLite: {error})"
-    except (UnicodeDecodeError, OverflowError) as error:  # text that is none, sums beyond 64 bits
-        problem = f"is damaged ({error})"
+        problem = f"is no ledger: damaged, cut, or another kind of file ({error})"
     if problem:
         raise LedgerError(f"The ledger {path} {problem}. {_WHAT_TO_DO}")
 

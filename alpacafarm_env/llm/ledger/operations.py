@@ -10,9 +10,8 @@ import hashlib
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from sqlite3 import Connection
 from typing import Any, Literal, NamedTuple
@@ -220,22 +219,19 @@ def fail(
 
 def spending(conn: Connection) -> Spending:
     """Requests and their cost, from the attempts themselves; running attempts of dead owners count as unknown."""
+    only = [f"FILTER (WHERE seen = '{state}')" for state in ("answered", "failed", "unknown", "running")]
+    columns = [f"count(*) {each}" for each in only] + [f"total(counted) {each} / {NANO}" for each in only]
+    columns += [f"coalesce(sum(num_questions) {only[0]}, 0)"]
+    columns += [f"coalesce(sum({kind}_tokens), 0)" for kind in ("prompt", "completion")]
+    columns += ["sum(cost IS NULL AND reserve IS NULL AND state <> 'failed')"]
     rows = conn.execute(
-        f"""SELECT host, model, label,
-            iif(state = 'running' AND handle NOT IN ({_ALIVE}), 'unknown', state) AS seen,
-            count(*), sum(counted), sum(num_questions), sum(prompt_tokens), sum(completion_tokens),
-            sum(cost IS NULL AND reserve IS NULL AND state <> 'failed')
-        FROM attempts GROUP BY host, model, label, seen ORDER BY host, model, label""",  # noqa: S608 -- our own query
+        f"""SELECT host, model, label, {", ".join(columns)} FROM (
+            SELECT *, iif(state = 'running' AND handle NOT IN ({_ALIVE}), 'unknown', state) AS seen FROM attempts
+        ) GROUP BY host, model, label ORDER BY host, model, label""",  # noqa: S608 -- our own query
         {"now": time.monotonic()},
-    )
-    groups: dict[tuple[str, str, str], Counter[str]] = {}
-    for host, model, label, state, count, counted, questions, prompts, completions, unpriced in rows:
-        sums = groups.setdefault((host, model, label), Counter())
-        sums.update({state: count, f"{state}_usd": counted, "unpriced": unpriced})
-        sums.update(prompt_tokens=prompts or 0, completion_tokens=completions or 0)
-        sums["questions"] += questions if state == "answered" else 0
-    total = sum(groups.values(), Counter())
-    return Spending(_totals(total), {key: _totals(sums) for key, sums in groups.items()})
+    ).fetchall()
+    total = AttemptTotals(*map(sum, zip(*(row[3:] for row in rows), strict=True)))
+    return Spending(total, {row[:3]: AttemptTotals(*row[3:]) for row in rows})
 
 
 def heartbeat(conn: Connection, handle: str, lease_s: float) -> None:
@@ -264,8 +260,7 @@ _ALIVE = "SELECT handle FROM owners WHERE beat <= :now AND :now < beat + lease_s
 
 def check_budget(budget_usd: object) -> None:
     """Raise ValueError unless a budget is None (no limit) or a number of dollars in [0, `MAX_USD`]."""
-    number = isinstance(budget_usd, int | float) and not isinstance(budget_usd, bool)
-    if budget_usd is not None and not (number and 0 <= budget_usd <= MAX_USD):  # type: ignore[operator]
+    if budget_usd is not None and not (type(budget_usd) in (int, float) and 0 <= budget_usd <= MAX_USD):  # type: ignore[operator]
         raise ValueError(
             f"budget_usd: expected US dollars from 0 to {MAX_USD:,}, or None for no limit; got {budget_usd!r}."
         )
@@ -351,8 +346,3 @@ def _digest(*parts: str | int) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _totals(sums: Counter[str]) -> AttemptTotals:
-    names = [field.name for field in fields(AttemptTotals)]
-    return AttemptTotals(*(sums[name] / NANO if name.endswith("_usd") else sums[name] for name in names))  # type: ignore[arg-type]
