@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .envs.instruction import InstructionEnv
     from .envs.token import TokenEnv, TokenVectorEnv
     from .envs.vector import InstructionVectorEnv
+    from .oracles import make_judge, make_oracle
     from .oracles.base import PreferenceOracle, RewardOracle
-    from .oracles.registry import make_judge, make_oracle
 
 __version__ = "0.2.0"
 
@@ -40,8 +40,8 @@ _LAZY = {
     "TokenEnv": ".envs.token",
     "TokenVectorEnv": ".envs.token",
     "load_dataset": ".data",
-    "make_judge": ".oracles.registry",
-    "make_oracle": ".oracles.registry",
+    "make_judge": ".oracles",
+    "make_oracle": ".oracles",
 }
 
 __all__ = [

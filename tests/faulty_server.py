@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import socket
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,21 +26,14 @@ _REFUSALS: Final = {
     "retry_after_garbage": _CROWDED,
     "server_error": (500, "The server had an error.", "server_error"),
     "unavailable": (503, "The server is overloaded.", "overloaded"),
-    "echo_key": (401, "Incorrect API key provided: {key}.", "invalid_api_key"),
-    "redirect": (307, "The server has moved.", "moved"),
-    "error_in_200": (200, "The model could not be reached.", "upstream_error"),
 }
-
-
-BILLED: Final = (
-    *("reset", "cut_json", "empty_choices", "null_content", "wrong_count", "content_filter", "finish_length"),
+_WHOLE: Final = ("drip", "absurd_usage", "no_usage")
+"""Their replies hold the answer: a byte every drip_s; with negative tokens or 10^12 of them; without a count."""
+_BILLED: Final = ("cut_json", "null_content", "wrong_count", "content_filter", "finish_length", "hang", *_WHOLE)
+FAULTS: Final = (
+    *(*_REFUSALS, "cut_json", "html", "null_content", "wrong_count", "content_filter", "finish_length"),
     *("drip", "hang", "absurd_usage", "no_usage"),
 )
-"""Faults for which the work was charged."""
-USABLE: Final = frozenset(("drip", "absurd_usage", "no_usage"))
-"""Faults whose reply holds the answer."""
-FAULTS: Final = (*_REFUSALS, "html", *BILLED)
-"""All: refusals by status, a page of HTML in the place of JSON, and replies that are spoiled."""
 
 
 class Draw(NamedTuple):
@@ -60,14 +52,12 @@ class Faults:
         retry_s: What the Retry-After headers ask for, in seconds; a date is rounded up to a whole second.
         drip_s: Seconds between two bytes of a dripping answer.
         hang_s: Seconds until a hanging connection ends without an answer.
-        redirect_to: Where a redirect points. The default exists nowhere.
     """
 
     rates: Mapping[str, float] = field(default_factory=dict)
     retry_s: float = 1.0
     drip_s: float = 1.0
     hang_s: float = 600.0
-    redirect_to: str = "http://elsewhere.invalid/v1/chat/completions"
 
     def __post_init__(self) -> None:
         assert self.rates.keys() <= set(FAULTS)
@@ -80,42 +70,32 @@ class Faults:
         chance, detail = (
             float(keyed_uniforms(seed, stream, [(body, str(occurrence))])[0]) for stream in ("fault", "fault detail")
         )
-        for name in FAULTS:
+        for name in FAULTS:  # in this order, whatever the file's, so that equal rates give equal faults
             chance -= self.rates.get(name, 0.0)
             if chance < 0:
                 return Draw(name, detail)
         return Draw(None, detail)
 
 
-class Spoiled(Response):
-    """A reply that is not sent whole.
+class Slow(Response):
+    """A reply whose bytes come `pause_s` apart; or, if it `hangs`, nothing for `pause_s`, then the connection ends."""
 
-    `manner` is "reset": headers and half of the body, then the connection is reset; "drip": headers at once, then a
-    byte every `pause_s` seconds; or "hang": nothing for `pause_s`, then the connection ends.
-    """
-
-    def __init__(self, reply, manner, pause_s, server):
+    def __init__(self, reply, pause_s, server, *, hangs):
         super().__init__(reply.body, media_type="application/json")
-        self.manner, self.pause_s, self.server = manner, pause_s, server
+        self.pause_s, self.server, self.hangs = pause_s, server, hangs
 
     async def __call__(self, scope, receive, send):
-        connections = self.server._server.server_state.connections
-        transport = next(each.transport for each in connections if each.client == scope["client"])
-        if self.manner == "hang":
+        if self.hangs:
             await asyncio.sleep(self.pause_s)
-        else:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        if self.manner == "drip":
-            for byte in self.body:
-                await send({"type": "http.response.body", "body": bytes([byte]), "more_body": True})
-                await asyncio.sleep(self.pause_s)
-            await send({"type": "http.response.body", "body": b""})
+            connections = self.server._server.server_state.connections
+            next(each.transport for each in connections if each.client == scope["client"]).abort()
+            await asyncio.sleep(0)  # uvicorn notices, and sends no answer of its own
             return
-        if self.manner == "reset":
-            await send({"type": "http.response.body", "body": self.body[: len(self.body) // 2], "more_body": True})
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        transport.abort()
-        await asyncio.sleep(0)  # uvicorn notices, and sends no answer of its own
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        for byte in self.body:
+            await send({"type": "http.response.body", "body": bytes([byte]), "more_body": True})
+            await asyncio.sleep(self.pause_s)
+        await send({"type": "http.response.body", "body": b""})
 
 
 class FaultyJudgeServer(JudgeServer):
@@ -141,30 +121,29 @@ class FaultyJudgeServer(JudgeServer):
             self._faulted.update([draw.fault] if draw.fault else [])
         if draw.fault is None:
             return super()._deliver(answer, digest, key)
-        reply = self._spoiled(answer, draw, key)
+        reply = self._spoiled(answer, draw)
         status = "none" if draw.fault == "hang" else str(reply.status_code)
-        self._useless += status == "200" and draw.fault not in USABLE
-        self._count(status, answer if draw.fault in BILLED else None)
+        self._useless += status == "200" and draw.fault not in _WHOLE
+        self._count(status, answer if draw.fault in _BILLED else None)
         return reply
 
-    def _spoiled(self, answer: JudgeAnswer, draw: Draw, key: str) -> Response:
-        """The reply to a request on which the fault `draw.fault` falls; `key` came with the request."""
+    def _spoiled(self, answer: JudgeAnswer, draw: Draw) -> Response:
+        """The reply to a request on which the fault `draw.fault` falls."""
         faults, fault = self.faults, str(draw.fault)
         if fault == "html":
             return Response(_PAGE, media_type="text/html")
+        if fault in ("drip", "hang"):
+            pause_s = faults.hang_s if fault == "hang" else faults.drip_s
+            return Slow(_changed(answer, draw), pause_s, self, hangs=fault == "hang")
         if fault not in _REFUSALS:
-            reply = _changed(answer, draw)
-            pauses = {"drip": faults.drip_s, "hang": faults.hang_s, "reset": 0.0}
-            return Spoiled(reply, fault, pauses[fault], self) if fault in pauses else reply
-        status, message, code = _REFUSALS[fault]
+            return _changed(answer, draw)
         headers = {
             "retry_after_seconds": ("Retry-After", f"{faults.retry_s:g}"),
             "retry_after_date": ("Retry-After", _date(faults.retry_s)),
             "retry_after_ms": ("retry-after-ms", f"{1000 * faults.retry_s:g}"),
             "retry_after_garbage": ("Retry-After", _GARBAGE[int(draw.detail * len(_GARBAGE))]),
-            "redirect": ("Location", faults.redirect_to),
         }
-        reply = as_error(status, message.replace("{key}", key), code)
+        reply = as_error(*_REFUSALS[fault])
         if fault in headers:
             reply.headers.append(*headers[fault])
         return reply
@@ -185,9 +164,7 @@ def _changed(answer: JudgeAnswer, draw: Draw) -> Response:
         return as_json(replace(answer, verdicts=other).completion())
     content = answer.completion()
     choice, usage = content["choices"][0], content["usage"]
-    if fault == "empty_choices":
-        content["choices"] = []
-    elif fault == "null_content":
+    if fault == "null_content":
         _say(choice, None)
     elif fault == "content_filter":
         _say(choice, "", "content_filter")

@@ -202,9 +202,9 @@ class Serve(ServerOptions, OracleOptions):
         from ..envs.registration import IDS, TEXT_IDS, keywords_of
         from ..judge_server.http import serve
         from ..judge_server.scoring import ScoreServer
+        from ..oracles import make_oracle
         from ..oracles.base import is_paid, judge
         from ..oracles.judges import MicroBatched
-        from ..oracles.registry import make_oracle
         from ..pretrained import load_tokenizer
         from .export import read_oracle
 

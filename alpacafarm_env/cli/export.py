@@ -24,8 +24,8 @@ from ..data.load import load_dataset
 from ..errors import DataError, blaming
 from ..instructions import Demonstration, Instruction, Preference
 from ..integrations import scorer
+from ..oracles import check_oracle, make_oracle
 from ..oracles.base import shorten
-from ..oracles.registry import check_oracle, make_oracle
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoCard

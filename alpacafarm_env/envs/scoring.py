@@ -25,8 +25,8 @@ from ..errors import (
     did_you_mean,
 )
 from ..instructions import Instruction
+from ..oracles import check_oracle, make_oracle
 from ..oracles.base import UNSCORED_REASON, Verdicts, judge, shorten
-from ..oracles.registry import check_oracle, make_oracle
 from ..spaces import MAX_TEXT_LENGTH, find_surrogate
 from .infos import Column, Columns, column
 from .rendering import RENDER_MODES, Episode, Frame

@@ -7,9 +7,9 @@ from typing import Any
 from ..data.dataset import Dataset
 from ..data.load import load_dataset
 from ..errors import DataError
+from ..oracles import make_oracle
 from ..oracles.base import rewards_of, shorten
 from ..oracles.judges import MicroBatched
-from ..oracles.registry import make_oracle
 
 _batched: dict[int, MicroBatched] = {}
 

@@ -1,11 +1,18 @@
-"""Oracles: who rewards a response, and how judges of pairs become rewards."""
+"""Oracles: who rewards a response, and how judges of pairs become rewards; made by name or mapping."""
 
-from .base import Constant, FunctionOracle, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from .base import NAMES, Constant, FunctionOracle, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
 from .ensemble import BaselineSubtracted, Ensemble
 from .judges import BothOrders, Flip, HigherReward, MicroBatched, WinRate
-from .registry import make_judge, make_oracle
 from .reward_model import RewardModel
 from .stored import HumanJudge, HumanRatings, Recorded, RecordedJudge, References, rated
+
+if TYPE_CHECKING:
+    from ..data import Dataset
 
 __all__ = [
     "BaselineSubtracted",
@@ -33,3 +40,46 @@ __all__ = [
     "make_oracle",
     "rated",
 ]
+
+AnySpec = str | Mapping[str, Any]
+
+
+def make_oracle(spec: AnySpec | RewardOracle, *, dataset: Dataset, seed: int = 0) -> RewardOracle:
+    """Returns the oracle that a name or a mapping (see `registry`) stands for; an oracle is returned as it is.
+
+    A function of instructions and responses becomes a `FunctionOracle`.
+
+    The same specification, dataset and seed give the same object, so a model is loaded once however many environments
+    and wrappers name it. A user's own module that is reloaded gives another one. A mapping's own `seed` counts more.
+
+    Raises:
+        UnknownNameError: No oracle or judge of that name, or a keyword that it does not take.
+        TypeError, ValueError: The specification is of another type, or names no oracle or more than one.
+        DataError: A value is not as expected, or the dataset lacks what the oracle needs.
+    """
+    from .registry import read_spec
+
+    return cast(RewardOracle, read_spec("oracle", spec).make(dataset, seed))
+
+
+def make_judge(spec: AnySpec | PreferenceOracle, *, dataset: Dataset, seed: int = 0) -> PreferenceOracle:
+    """Returns the judge that a name or a mapping stands for; a judge is returned as it is. Errors as of `make_oracle`.
+
+    `spec` is "eval", "ann", "greedy", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
+    "module:Name" or {"name": "module:Name", ...} of one's own, or a mapping {"judge": any of these, "flip": 0.0,
+    "both_orders": False, "seed": 0}, {"pool": name, ...} or {"human": file}.
+    """
+    from .registry import read_spec
+
+    return cast(PreferenceOracle, read_spec("judge", spec)._judge(dataset, seed))
+
+
+def check_oracle(spec: object) -> None:
+    """Refuses what can be no oracle before anything is built, so that `gym.make` reports it and not the first step.
+
+    Errors are those of `make_oracle`, or PoolError for an unknown or badly written pool of annotators.
+    """
+    if spec not in NAMES["oracle"]:  # else it is right, and pydantic takes a tenth of a second to load
+        from .registry import read_spec
+
+        read_spec("oracle", spec)

@@ -223,9 +223,9 @@ class MicroBatched(DetailedOracle):
 
     def _ask(self, batch: Sequence[_Query]) -> None:
         self.calls += 1
-        columns = ([text for query in batch for text in query[side]] for side in (0, 1))
+        instructions = [text for query in batch for text in query.instructions]
         try:
-            verdicts = judge(self.oracle, *columns)
+            verdicts = judge(self.oracle, instructions, [text for query in batch for text in query.responses])
         except BaseException as error:  # noqa: BLE001 -- raised again by the threads that asked
             if len(batch) == 1 or isinstance(error, _DOWN):
                 for query in batch:

@@ -1,7 +1,5 @@
 """Oracles and judges by name, so that an environment's reward can be written as JSON: each class here is one of them.
 
-They are checked when an environment is made, and built when first asked.
-
 | oracle | reward |
 |---|---|
 | "surrogate" | the dataset's surrogate reward model |
@@ -32,7 +30,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, Union
 
 from pydantic import (
     AfterValidator,
@@ -48,7 +46,7 @@ from pydantic import (
 from ..arguments import FAMILIES, match_family
 from ..data import Dataset
 from ..errors import DataError, did_you_mean
-from .base import NAMES, WIN_RATES, Constant, Kind, PreferenceOracle, RewardOracle
+from .base import NAMES, WIN_RATES, Constant, Kind
 from .judges import BothOrders, Flip, WinRate
 from .policies import PolicyRating, check_policy
 from .specs import METHODS, Own, OwnJudge, Spec, Taking, as_object, field_error, is_own
@@ -326,45 +324,11 @@ else:
     AnyRaters = _union("rater", pool=RaterPool, human=PeopleRating, policy=RatingPolicy, name=NamedRaters)
     AnyJudge = _union("judge", **_judges, own=OwnJudge, name=NamedJudge)
     AnyOracle = _union("oracle", **_rewards, **_judges, own=Own, name=_named)
-AnySpec: TypeAlias = str | Mapping[str, Any]
 _READERS: Final[Mapping[Kind, TypeAdapter[Any]]] = {"oracle": TypeAdapter(AnyOracle), "judge": TypeAdapter(AnyJudge)}
 
 
-def make_oracle(spec: AnySpec | RewardOracle, *, dataset: Dataset, seed: int = 0) -> RewardOracle:
-    """Returns the oracle that a name or a mapping stands for; an oracle is returned as it is.
-
-    A function of instructions and responses becomes a `FunctionOracle`.
-
-    The same specification, dataset and seed give the same object, so a model is loaded once however many environments
-    and wrappers name it. A user's own module that is reloaded gives another one. A mapping's own `seed` counts more.
-
-    Raises:
-        UnknownNameError: No oracle or judge of that name, or a keyword that it does not take.
-        TypeError, ValueError: The specification is of another type, or names no oracle or more than one.
-        DataError: A value is not as expected, or the dataset lacks what the oracle needs.
-    """
-    return cast(RewardOracle, _read("oracle", spec).make(dataset, seed))
-
-
-def make_judge(spec: AnySpec | PreferenceOracle, *, dataset: Dataset, seed: int = 0) -> PreferenceOracle:
-    """Returns the judge that a name or a mapping stands for; a judge is returned as it is. Errors as of `make_oracle`.
-
-    `spec` is "eval", "ann", "greedy", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
-    "module:Name" or {"name": "module:Name", ...} of one's own, or a mapping {"judge": any of these, "flip": 0.0,
-    "both_orders": False, "seed": 0}, {"pool": name, ...} or {"human": file}.
-    """
-    return cast(PreferenceOracle, _read("judge", spec)._judge(dataset, seed))
-
-
-def check_oracle(spec: object) -> None:
-    """Refuses what can be no oracle before anything is built, so that `gym.make` reports it and not the first step.
-
-    Errors are those of `make_oracle`, or PoolError for an unknown or badly written pool of annotators.
-    """
-    _read("oracle", spec)
-
-
-def _read(kind: Kind, spec: Any) -> Any:
+def read_spec(kind: Kind, spec: Any) -> Any:
+    """Reads a specification, which needs no dataset. Errors are those of `make_oracle`."""
     try:
         return _READERS[kind].validate_python(spec)
     except ValidationError as error:

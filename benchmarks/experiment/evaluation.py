@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...data import Dataset
+from ...oracles import make_oracle
 from ...oracles.base import RewardOracle, judge
-from ...oracles.registry import make_oracle
 from ...statistics import win_rate
 from ..harness.report import number
 from .own_judge import make_own_judge

@@ -18,9 +18,9 @@ from ...data import Dataset
 from ...errors import AlpacaFarmError, DataError
 from ...folders import Content, hash_model
 from ...llm.endpoint import Endpoint
+from ...oracles import AnySpec, make_judge, make_oracle
 from ...oracles.base import PreferenceOracle, RewardOracle
 from ...oracles.judges import HigherReward, WinRate
-from ...oracles.registry import AnySpec, make_judge, make_oracle
 from ...oracles.specs import is_own, only_compares, parts_of
 from ...oracles.stored import Recorded, References
 from ...plugins import source_hash

@@ -19,8 +19,8 @@ from ...cli.options import Count, Options, Positive
 from ...data import Dataset, load_dataset
 from ...errors import DataError
 from ...instructions import Demonstration, Preference
+from ...oracles import make_oracle
 from ...oracles.base import RewardOracle
-from ...oracles.registry import make_oracle
 from ...sandbox.dataset import Sandbox
 from .presets import OPTIONS, PRESETS, Dtype, PresetName, choose_preset, naming, with_defaults, with_options
 

@@ -54,7 +54,7 @@ def by_policy(questions: Questions, seed: int) -> Answers:
 def by_best_of_n(questions: Questions, seed: int) -> Answers:
     """The best of the first 4, and of all 16 samples, by the shipped surrogate."""
     from ...agents import BestOfN, BestOfNConfig
-    from ...oracles.registry import make_oracle
+    from ...oracles import make_oracle
 
     quiet()
     config = BestOfNConfig(num_samples=max(BEST_OF), max_response_tokens=MAX_RESPONSE_TOKENS, batch_size=512)

@@ -1,17 +1,26 @@
-"""A ledger as its users see it: amounts, its file in use, replay. (All orders of operations: the state machine.)"""
+"""A ledger as its users see it; damaged and foreign files, which serve no wrong answer and stay as they are."""
 
 import json
 import os
+import random
 import re
+import shutil
+import sqlite3
 import stat
+import tempfile
+from contextlib import closing
+from functools import partial
+from hashlib import sha256
 from math import inf, nan
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from ledger_calls import answer, attempts, begin, claim, fail, lookup, read_beside, succeed, total
+from ledger_calls import answer, attempts, begin, claim, fail, fork, lookup, read_beside, succeed, total
 
 from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError, ReplayMissError
 from alpacafarm_env.llm.ledger import Ledger, shared_ledger
+from alpacafarm_env.llm.ledger import file as ledger_file
 from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.llm.ledger.file import default_path
 
@@ -163,3 +172,200 @@ def test_the_default_path(monkeypatch, tmp_path):
         for opens in (Ledger, shared_ledger):
             with opens(named) as ledger:
                 assert ledger.path == default_path() == tmp_path / "mine"
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+KEYS = [f"question {i}" for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A ledger of 30 requests with two questions each."""
+    path = tmp_path_factory.mktemp("sound") / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        for i in range(0, len(KEYS), 2):
+            raw = json.dumps({"label": i % 4 // 2, "text": f"answer {i} " * 20})
+            answer(ledger, f"request {i}", KEYS[i : i + 2], raw)
+    assert not Path(f"{path}-wal").exists()
+    return path
+
+
+def read_all(path):
+    """All answers the file serves, question by question; LedgerError only if it cannot be opened."""
+    served = {}
+    with Ledger(path) as ledger:
+        for key in KEYS:
+            try:
+                served |= lookup(ledger, key)
+            except LedgerError:
+                continue
+    return served
+
+
+def mutate(data, rng):
+    kind = rng.choice(["bit", "byte", "run", "zeros", "cut", "swap"])
+    place = rng.randrange(len(data))
+    if kind == "bit":
+        data[place] ^= 1 << rng.randrange(8)
+    elif kind == "byte":
+        data[place] = (data[place] + rng.randrange(1, 256)) % 256
+    elif kind == "run":
+        data[place : place + 64] = rng.randbytes(len(data[place : place + 64]))
+    elif kind == "zeros":
+        page = place // 4096 * 4096
+        data[page : page + 4096] = bytes(len(data[page : page + 4096]))
+    elif kind == "cut":
+        del data[place:]
+    else:
+        other, size = rng.randrange(len(data)), 200
+        data[place : place + size], data[other : other + size] = data[other : other + size], data[place : place + size]
+    return kind
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(3_000, marks=pytest.mark.slow)])
+def test_damaged_files_serve_no_wrong_answer(sound, tmp_path, count):
+    truth, refused, less = read_all(sound), 0, 0
+    assert len(truth) == len(KEYS)
+    for seed in range(count):
+        data = bytearray(sound.read_bytes())
+        kind = mutate(data, random.Random(seed))
+        path = tmp_path / f"{seed}.sqlite"
+        path.write_bytes(data)
+        try:
+            served = read_all(path)
+        except LedgerError:
+            assert path.read_bytes() == data, f"mutation {seed} ({kind}): the refused file was changed"
+            refused += 1
+        else:
+            wrong = [key for key, stored in served.items() if stored != truth[key]]
+            assert not wrong, f"mutation {seed} ({kind}): wrong answers served for {wrong}"
+            less += len(served) < len(truth)
+        for leftover in tmp_path.glob(f"{seed}.sqlite*"):
+            leftover.unlink()
+    assert min(refused, less) > 0
+
+
+def test_a_damaged_log_serves_no_wrong_answer(sound, tmp_path):
+    """What a killed process leaves in the log is committed; damage to it loses its end, and never changes an answer."""
+    path = Path(shutil.copy(sound, tmp_path / "l"))
+
+    def answered():
+        ledger = Ledger(path)  # and not closed
+        succeed(ledger, begin(ledger, "late").result(), ["late"], "{}").result()
+
+    assert fork(answered)
+    main, log = path.read_bytes(), Path(f"{path}-wal").read_bytes()
+    assert len(log) > 4096
+    found = 0
+    for seed in range(12):
+        copy, data = tmp_path / f"copy {seed}", bytearray(log)
+        if seed:
+            mutate(data, random.Random(seed))
+        copy.write_bytes(main)
+        Path(f"{copy}-wal").write_bytes(data)
+        with Ledger(copy) as ledger:
+            late = lookup(ledger, "late")
+            assert late in ({}, {"late": sql.Stored("{}", "late", 0, 1, 1)})
+            assert len(lookup(ledger, *KEYS)) == len(KEYS)
+        found += bool(late)
+        assert late or seed
+    assert 0 < found < 12
+
+
+def test_a_flipped_label_is_refused(sound, tmp_path):
+    """The file stays sound for SQLite."""
+    path, data = tmp_path / "flipped", sound.read_bytes()
+    place = data.index(b'{"label": 0, "text": "answer 4 ')
+    path.write_bytes(data[: place + 10] + b"1" + data[place + 11 :])
+    with Ledger(path) as ledger:
+        for read in (partial(lookup, ledger, KEYS[4]), begin(ledger, "request 4").result):
+            with pytest.raises(LedgerError, match="checksum") as caught:
+                read()
+            assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("PRAGMA user_version = 2", "version 2"),
+        ("PRAGMA user_version = 0", "version 0"),
+        ("PRAGMA application_id = 7", "another program"),
+        ("CREATE TABLE more (x)", "tables"),
+        ("CREATE TRIGGER evil AFTER INSERT ON replies BEGIN DELETE FROM links; END", "tables"),
+        ("UPDATE totals SET counted = 0", "totals"),
+    ],
+)
+def test_a_changed_database_is_refused(sound, tmp_path, statement, told):
+    path = Path(shutil.copy(sound, tmp_path / "changed"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.execute(statement)
+    check_refused(path, told)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"SQLite format 3\0", b"{}" * 100, b"\x80\x05" + b"x" * 200, b"key: !!python/object:x\n" * 20]
+)
+def test_other_files_are_refused_and_left_alone(tmp_path, content):
+    (tmp_path / "other").write_bytes(content)
+    check_refused(tmp_path / "other", "ledger")
+    assert [file.name for file in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_database_of_others_is_refused(sound, tmp_path):
+    theirs, page, content = tmp_path / "theirs", tmp_path / "page", sound.read_bytes()
+    with closing(sqlite3.connect(theirs)) as conn:
+        conn.execute("CREATE TABLE theirs (x)")
+    check_refused(theirs, "another program")
+    page.write_bytes(content[:8192] + bytes(4096) + content[12288:])
+    check_refused(page, "damaged")
+
+
+def test_the_tables_are_those_of_version_1():
+    """Another table is another version: this one was written by 0.1.0 and 0.2.0."""
+    assert sha256("".join(ledger_file.SCHEMA).encode()).hexdigest()[:16] == "5d9bdf32a5274c69"
+
+
+def check_refused(path, told):
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match=told) as caught:
+        Ledger(path)
+    assert path.read_bytes() == before
+    assert str(path) in str(caught.value)
+
+
+def test_places_that_hold_no_ledger(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path, tmp_path / "file" / "inside a file"):
+        with pytest.raises(LedgerError, match=str(place)):
+            Ledger(place)
+    mounts = [SimpleNamespace(mountpoint=p, fstype=kind) for p, kind in (("/", "ext4"), (str(tmp_path), "nfs4"))]
+    monkeypatch.setattr(ledger_file.psutil, "disk_partitions", lambda **_: mounts)
+    with pytest.raises(LedgerError, match="nfs4.*ALPACAFARM_LEDGER"):
+        Ledger(tmp_path / "ledger")
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_read_only_file_can_be_replayed_alone(sound):
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
+    path = Path(shutil.copy(sound, folder / "ledger"))
+
+    def as_nobody():
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        with pytest.raises(LedgerError, match="read-only"):
+            Ledger(path)
+        with Ledger(path, replay=True) as ledger:
+            assert len(lookup(ledger, *KEYS)) == len(KEYS)
+
+    try:
+        path.chmod(0o444)
+        folder.chmod(0o555)
+        before = path.read_bytes()
+        assert fork(as_nobody)
+        assert path.read_bytes() == before
+        assert [file.name for file in folder.iterdir()] == ["ledger"]
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)

@@ -1,13 +1,29 @@
-"""WinRate, noise, both orders, pools and replays: whom they ask, what it costs, and the arithmetic of the noise."""
+"""Win rates, noise, both orders, replays and ensembles: whom they ask, what it costs, the arithmetic by hand."""
 
+import json
 import math
+import shutil
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.oracles import BothOrders, Flip, Recorded, RecordedJudge, Verdicts, WinRate, compare, judge
+from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
+from alpacafarm_env.oracles import (
+    BaselineSubtracted,
+    BothOrders,
+    Constant,
+    Ensemble,
+    Flip,
+    Recorded,
+    RecordedJudge,
+    Verdicts,
+    WinRate,
+    compare,
+    judge,
+    make_oracle,
+)
 from alpacafarm_env.oracles.stored import NEVER_JUDGED, NO_CLEAR_VERDICT, NO_REFERENCE_IN_PAIR
 
 N = 20_000
@@ -80,8 +96,7 @@ def test_flip_rate_and_calls(p):
 
 def test_noise_depends_on_seed_and_responses():
     one, other = (Flip(Judge(second_wins), 0.25, seed=seed) for seed in (5, 6))
-    differ = one.compare(INSTRUCTIONS, A, B) != other.compare(INSTRUCTIONS, A, B)
-    assert close(differ.mean(), 0.375)
+    assert close((one.compare(INSTRUCTIONS, A, B) != other.compare(INSTRUCTIONS, A, B)).mean(), 0.375)
     same_instruction = compare(one, ["Ask"] * 2000, A[:2000], B[:2000])
     assert close(same_instruction.details["noised"].mean(), 0.5, 2000)
 
@@ -148,7 +163,6 @@ def test_replays_what_is_stored_and_nothing_else():
     verdicts = judge(oracle, ["i", "j", "j", "j", "i"], ["fine", "fair", "reference", "fine", "fair"])
     np.testing.assert_array_equal(verdicts.scores, [math.nan, 0.0, 0.5, math.nan, math.nan])
     assert verdicts.details["unscored_reason"].tolist() == [NO_CLEAR_VERDICT, "", "", NEVER_JUDGED, NEVER_JUDGED]
-
     assert dataset.num_reads == 1
 
 
@@ -159,3 +173,228 @@ def test_recorded_judges_find_references_in_either_place():
     verdicts = compare(recorded, ["i", "i", "j", "i", "i"], a, b)
     np.testing.assert_array_equal(verdicts.scores, [1.0, 0.0, 1.0, math.nan, 0.5])
     assert verdicts.details["unscored_reason"].tolist() == ["", "", "", NO_REFERENCE_IN_PAIR, ""]
+
+
+ASKED = ["i", "j", "k", "l"]
+ANSWERED = ["w", "x", "y", "z"]
+
+# Three members' scores of four responses, and by hand: means, lowest, variances (population).
+SCORES = ([1.0, 2.0, -3.0, 0.5], [2.0, 2.0, 0.0, 0.5], [6.0, 2.0, 0.0, -1.0])
+MEANS = [3.0, 2.0, -1.0, 0.0]
+LOWEST = [1.0, 2.0, -3.0, -1.0]
+VARIANCES = [14 / 3, 0.0, 2.0, 0.5]  # (4 + 1 + 9) / 3, 0, (4 + 1 + 1) / 3, (1 + 1 + 4) / 12
+
+
+class Given:
+    """Scores as given, with details, counting its calls."""
+
+    def __init__(self, scores, name="given", **details):
+        self.scores, self.name, self.details, self.calls = scores, name, details, []
+
+    def score(self, instructions, responses):
+        return self.judge(instructions, responses).scores
+
+    def judge(self, instructions, responses):
+        self.calls.append((list(instructions), list(responses)))
+        return Verdicts(np.array(self.scores), {key: np.array(values) for key, values in self.details.items()})
+
+
+def members():
+    return [Given(scores, name) for scores, name in zip(SCORES, "abc", strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("combine", "weight", "name", "expected"),
+    [
+        ("mean", None, "ensemble:mean", MEANS),
+        ("min", None, "ensemble:min", LOWEST),
+        ("uwo", None, "ensemble:uwo0.5", [3 - 7 / 3, 2.0, -2.0, -0.25]),
+        ("uwo", 0.1, "ensemble:uwo0.1", [3 - 1.4 / 3, 2.0, -1.2, -0.05]),
+    ],
+)
+def test_the_three_ways_to_combine(combine, weight, name, expected):
+    three = members()
+    ensemble = Ensemble((each for each in three), combine, weight)  # members may come from a generator
+    assert ensemble.name == name
+    verdicts = judge(ensemble, ASKED, ANSWERED)
+    assert [member.calls for member in three] == [[(ASKED, ANSWERED)]] * 3  # each once, about the whole batch
+    np.testing.assert_allclose(verdicts.scores, expected, rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(verdicts.details["disagreement"], np.sqrt(VARIANCES), rtol=1e-14)
+    assert [verdicts.details[f"score:{name}"].tolist() for name in "abc"] == list(SCORES)
+    assert verdicts.details["unscored_reason"].tolist() == [""] * 4
+    assert verdicts.details.keys() == {"disagreement", "unscored_reason", "score:a", "score:b", "score:c"}
+    np.testing.assert_array_equal(ensemble.score(ASKED, ANSWERED), verdicts.scores)
+    alone = judge(Ensemble([Given(SCORES[2])], combine), ASKED, ANSWERED)  # one member never disagrees
+    assert alone.scores.tolist() == SCORES[2]
+    assert alone.details["disagreement"].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("combine", ["mean", "min", "uwo"])
+def test_without_one_members_verdict_there_is_none(combine):
+    unsure = Given([math.nan, 1.0, math.nan, 1.0], "unsure", unscored_reason=["never judged", "", "", ""])
+    shy = Given([math.nan, 1.0, 1.0, math.nan], "shy")
+    verdicts = judge(Ensemble([Constant(1.0), unsure, shy], combine), ASKED, ANSWERED)
+    np.testing.assert_array_equal(verdicts.scores, [math.nan, 1.0, math.nan, math.nan])
+    np.testing.assert_array_equal(verdicts.details["disagreement"], [math.nan, 0.0, math.nan, math.nan])
+    assert verdicts.details["score:constant"].tolist() == [1.0] * 4
+    reasons = ["unsure: never judged", "", "unsure: no verdict", "shy: no verdict"]
+    assert verdicts.details["unscored_reason"].tolist() == reasons
+
+
+def test_member_details_never_replace_the_ensembles():
+    one = Given([1.0, 2.0], "one", cost_usd=[0.25, 0.0], noised=[True, False], annotator=["gpt4", "lazy"])
+    one.details |= {"score": [99.0, 99.0], "disagreement": [True, True], "listed": [3, 4]}
+    two = Given([3.0, 2.0], "two", cost_usd=[0.5, 1.0], noised=[False, False], annotator=["gpt4", "keen"])
+    details = judge(Ensemble([one, two]), ["i", "j"], ["x", "y"]).details
+    assert next(iter(details)) == "disagreement"
+    assert {key: values.tolist() for key, values in details.items()} == {
+        "disagreement": [1.0, 0.0],
+        "score:one": [1.0, 2.0],
+        "score:two": [3.0, 2.0],
+        "unscored_reason": ["", ""],
+        "cost_usd": [0.75, 1.0],
+        "noised": [True, False],
+        "annotator:one": ["gpt4", "lazy"],
+        "annotator:two": ["gpt4", "keen"],
+        "listed:one": [3, 4],
+    }
+
+
+def test_scores_do_not_round_with_the_batch():
+    """Bit-equal, for numpy adds up an array's rows in another order than a single one."""
+    scores = np.random.default_rng(0).normal(size=(37, 300))
+
+    def combined(size):
+        return Ensemble([Given(member[:size]) for member in scores], "uwo").score([""] * size, [""] * size)
+
+    for size in (1, 2, 7):
+        np.testing.assert_array_equal(combined(size), combined(300)[:size], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("aba", ("a#1", "b", "a#2")),
+        (["a", "a#1", "a"], ("a#2", "a#1", "a#3")),
+        (["a#1", "a", "a", "a#1"], ("a#1#1", "a#2", "a#3", "a#1#2")),
+    ],
+)
+def test_members_that_share_a_name_are_numbered(names, expected):
+    ensemble = Ensemble([Given([float(i)], name) for i, name in enumerate(names)])
+    assert ensemble.member_names == expected
+    details = judge(ensemble, ["i"], ["x"]).details
+    assert [details[f"score:{name}"].tolist() for name in expected] == [[float(i)] for i in range(len(names))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "fact"),
+    [
+        (([],), ValueError, "none"),
+        (([Constant()], "mim"), UnknownNameError, r"'mim'.*'min'.*mean, min, uwo"),
+        *((([Constant()], "uwo", weight), ValueError, str(weight)) for weight in (-0.1, math.nan, math.inf)),
+        (([Constant()], "min", 0.0), ValueError, "'uwo'.*0.0.*'min'"),
+        ((["constant"],), TypeError, "'constant'"),
+        (([Constant(), sandbox.judge("sim_eval", 0)],), TypeError, "score"),
+    ],
+)
+def test_what_is_refused(arguments, error, fact):
+    with pytest.raises(error, match=fact):
+        Ensemble(*arguments)
+
+
+def test_by_mapping(tiny_dataset):
+    members = [{"name": "constant", "value": 1.0}, "constant", Constant(5.0)]
+    ensemble = make_oracle({"ensemble": members, "combine": "uwo", "weight": 0.1}, dataset=tiny_dataset)
+    assert isinstance(ensemble, Ensemble)
+    assert ensemble.member_names == ("constant#1", "constant#2", "constant#3")
+    np.testing.assert_allclose(ensemble.score(["i"], ["x"]), [2 - 0.1 * (1 + 4 + 9) / 3], rtol=1e-14)
+    named = make_oracle({"ensemble": ("constant",), "name": "mine"}, dataset=tiny_dataset)
+    assert (named.name, named.combine) == ("mine", "mean")
+
+
+def test_changed_member_weights_build_anew(tiny_dataset, tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    models = {"ensemble": [{"reward_model": str(folder)}, {"reward_model": str(tiny_model)}]}
+    spec = {"ensemble": [models, "constant"], "combine": "min"}
+    first = make_oracle(spec, dataset=tiny_dataset)
+    details = judge(first, tiny_dataset.instructions("val"), ["text"] * 12).details
+    assert {"score:reward_model:model#1:ensemble:mean", "score:constant"} < details.keys()
+    assert make_oracle(json.loads(json.dumps(spec)), dataset=tiny_dataset) is first
+    assert make_oracle({**spec, "combine": "mean"}, dataset=tiny_dataset) is not first
+    # A model is loaded once, however many ensembles it is a member of.
+    alone = make_oracle({"reward_model": str(folder)}, dataset=tiny_dataset)
+    assert first.members[0].members[0] is alone
+    shutil.copyfile(sandbox.REWARD_MODEL / "model.safetensors", folder / "model.safetensors")
+    assert make_oracle(spec, dataset=tiny_dataset) is not first
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "fact"),
+    [
+        ({"ensemble": []}, ValueError, "none"),
+        ({"ensemble": "constant"}, DataError, "ensemble.* 'constant'"),
+        ({"ensemble": ["constant"], "combin": "min"}, UnknownNameError, "'combine'"),
+        ({"ensemble": [{"reward_model": "/no/such/folder"}]}, CheckpointError, "/no/such/folder"),
+    ],
+)
+def test_a_wrong_mapping(tiny_dataset, spec, error, fact):
+    with pytest.raises(error, match=fact):
+        make_oracle(spec, dataset=tiny_dataset)
+
+
+LEVELS = {"i": 10.0, "j": -3.0}
+
+
+class Leveled:
+    """Length of the response, plus a constant of the instruction; counts what it is asked."""
+
+    name, levels = "leveled", LEVELS
+
+    def __init__(self):
+        self.calls = []
+
+    def judge(self, instructions, responses):
+        self.calls.append(list(zip(instructions, responses, strict=True)))
+        level = np.array([self.levels[x] for x in instructions])
+        lengths = np.array([float(len(y)) for y in responses])
+        return Verdicts(np.where(lengths > 5, np.nan, level + lengths), {"length": lengths})
+
+    def score(self, instructions, responses):
+        return self.judge(instructions, responses).scores
+
+
+def two_letters(instructions):
+    return [["ab"] for _ in instructions]
+
+
+def test_scores_are_differences_to_fixed_answers():
+    oracle = Leveled()
+    fixed = {"i": ["a", "abcd"], "j": ("ab",)}  # mean lengths 2.5 and 2
+    centred = BaselineSubtracted(oracle, lambda asked: [fixed[x] for x in asked])
+    found = judge(centred, ["i", "j", "i"], ["abcd", "", "toolong"])
+    np.testing.assert_array_equal(found.scores, [1.5, -2.0, np.nan])
+    np.testing.assert_array_equal(found.details["length"], [4.0, 0.0, 7.0])
+    assert centred.name == "leveled"
+
+
+def test_a_level_is_asked_once():
+    oracle = Leveled()
+    centred = BaselineSubtracted(oracle, two_letters)
+    centred.score(["i", "j", "i"], ["a", "b", "c"])
+    centred.score(["j"], ["abc"])
+    assert oracle.calls == [[("i", "a"), ("j", "b"), ("i", "c")], [("i", "ab"), ("j", "ab")], [("j", "abc")]]
+
+
+@pytest.mark.parametrize("answers", [["ab", "toolong"], []], ids=["no verdict on one", "none at all"])
+def test_without_a_level_there_is_no_verdict(answers):
+    fixed = [answers]
+    centred = BaselineSubtracted(Leveled(), lambda asked: fixed * len(asked))
+    assert np.isnan(centred.score(["i"], ["a"])).all()
+    fixed[0] = ["ab"]  # an outage that is over
+    assert centred.score(["i"], ["a"]).tolist() == [-1.0]
+
+
+def test_a_text_is_no_list_of_answers():
+    for answers, error in ((["ab", "ab"], TypeError), ([["ab"]], ValueError)):
+        with pytest.raises(error):
+            BaselineSubtracted(Leveled(), lambda asked, answers=answers: answers).score(["i", "j"], ["a", "a"])

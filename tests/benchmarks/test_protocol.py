@@ -14,7 +14,7 @@ from alpacafarm_env.benchmarks.protocol.analysis import make_row, placed, rate_r
 from alpacafarm_env.benchmarks.protocol.command import ProtocolOptions, run
 from alpacafarm_env.benchmarks.protocol.held_out import EVAL, FRESH, LIVE, questions
 from alpacafarm_env.benchmarks.protocol.report import draw_live
-from alpacafarm_env.oracles.registry import make_oracle
+from alpacafarm_env.oracles import make_oracle
 from alpacafarm_env.sandbox import SANDBOX
 
 OWN = {"crowd", "reference_again", "gpt4", "chatgpt", "davinci001", "sft", "best_of_4", "best_of_16"}
