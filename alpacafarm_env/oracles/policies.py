@@ -18,9 +18,9 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from ..instructions import RATINGS, Demonstration, Instruction, Rating
 from ..plugins import find_attribute
 from .base import UNSCORED_REASON, DetailedOracle, Verdicts
 from .reward_model import batches, tokens_at_once
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ASKED: Final = "Rate this response from 1 to 7."
 LEAST_MASS: Final = 0.5
@@ -65,32 +62,6 @@ def language_model(policy: object) -> Any:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return find_attribute("Policy", LANGUAGE_MODEL).from_pretrained(policy, device=device)
-
-
-def too_long(policy: Any, instructions: Sequence[str]) -> list[str]:
-    """Why the policy cannot read the prompt of each instruction, [B]; "" if it can. No prompt is ever cut."""
-    limit, lengths = policy.max_prompt_tokens, _prompt_lengths(policy, instructions)
-    text = "the prompt has {} tokens, and the policy reads {} (max_prompt_tokens) at most"
-    return [text.format(length, limit) if length > limit else "" for length in lengths]
-
-
-def first_token_logprobs(policy: Any, instructions: Sequence[str]) -> Iterator[tuple[list[int], Tensor]]:
-    """Log-probabilities of every token as the first of an answer, at temperature 1.
-
-    Yields:
-        The numbers of b instructions, of similar length, and theirs: float32 [b, V], on the policy's device.
-    """
-    import torch
-
-    with torch.no_grad():
-        for rows in batches(_prompt_lengths(policy, instructions), _ROWS, tokens_at_once(policy.device)):
-            # One token each, the end.
-            rollouts = policy.as_rollouts([instructions[row] for row in rows], [""] * len(rows))
-            yield rows, policy.logits(rollouts).log_softmax(-1)
-
-
-def _prompt_lengths(policy: Any, instructions: Sequence[str]) -> list[int]:
-    return [len(prompt) for prompt in policy.template.encode_prompts(policy.tokenizer, instructions)]
 
 
 def _is_model(value: object) -> bool:
@@ -140,16 +111,23 @@ class PolicyRating(DetailedOracle):
         NaN, with the reason as detail `unscored_reason`, for a prompt that the policy cannot read, or where its first
         token is less than likely to be a rating: it has not learned to rate.
         """
-        questions = [rating_question(x, y) for x, y in zip(instructions, responses, strict=True)]
-        reasons = too_long(self._policy, questions)
-        scores = np.full(len(questions), np.nan)
-        readable = [row for row, reason in enumerate(reasons) if not reason]
-        for rows, logprobs in first_token_logprobs(self._policy, [questions[row] for row in readable]):
-            ratings = logprobs[:, self._digits].double().exp().cpu().numpy()
-            for row, chances in zip(rows, ratings, strict=True):
-                mass = float(chances.sum())
-                if mass >= LEAST_MASS:
-                    scores[readable[row]] = float(chances @ np.array(RATINGS)) / mass
-                else:
-                    reasons[readable[row]] = f"the first token is a rating with a probability of {mass:.2g}, below 0.5"
+        import torch
+
+        policy, questions = self._policy, [rating_question(x, y) for x, y in zip(instructions, responses, strict=True)]
+        lengths = [len(prompt) for prompt in policy.template.encode_prompts(policy.tokenizer, questions)]
+        limit, text = policy.max_prompt_tokens, "the prompt has {} tokens, and the policy reads {} (max_prompt_tokens)"
+        reasons = [text.format(length, limit) if length > limit else "" for length in lengths]
+        scores, readable = np.full(len(questions), np.nan), [row for row, reason in enumerate(reasons) if not reason]
+        with torch.no_grad():
+            for batch in batches([lengths[row] for row in readable], _ROWS, tokens_at_once(policy.device)):
+                rows = [readable[index] for index in batch]
+                # One token each, the end: the logits are those of the answer's first token.
+                rollouts = policy.as_rollouts([questions[row] for row in rows], [""] * len(rows))
+                logprobs = policy.logits(rollouts).log_softmax(-1)[:, self._digits]
+                for row, chances in zip(rows, logprobs.double().exp().cpu().numpy(), strict=True):
+                    mass = float(chances.sum())
+                    if mass >= LEAST_MASS:
+                        scores[row] = float(chances @ np.array(RATINGS)) / mass
+                    else:
+                        reasons[row] = f"the first token is a rating with a probability of {mass:.2g}, below 0.5"
         return Verdicts(scores, {UNSCORED_REASON: np.array(reasons, object)})

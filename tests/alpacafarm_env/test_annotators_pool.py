@@ -251,13 +251,8 @@ def test_the_ledger_holds_every_attempt_and_no_key(make, pairs, tmp_path):
         ({"models": {"gpt4": "x"}}, errors.PoolError, "chatgpt"),
         ({"pool": "alpaca_frm"}, errors.PoolError, "alpaca_farm"),
         ({"base_url": "ftp://x"}, ValueError, "http"),
-        ({"base_url": 5}, ValueError, "base_url"),
         ({"seed": "a"}, ValueError, "seed"),
-        ({"seed": 1.5}, ValueError, "seed"),
-        ({"budget_usd": -1}, ValueError, "budget_usd"),
         ({"budget_usd": float("nan")}, ValueError, "budget_usd"),
-        ({"budget_usd": "10"}, ValueError, "budget_usd"),
-        ({"budget_usd": 1.1e9}, ValueError, "budget_usd"),
     ],
 )
 def test_what_is_not_well_said_is_refused(make, options, error, match):

@@ -1,6 +1,5 @@
 """The client against a real server on the loopback interface: what is sent, what is asked again, and what ends."""
 
-import email.utils
 import time
 from math import isnan
 
@@ -102,22 +101,13 @@ def test_what_stays_ends_after_the_attempts():
         assert part in str(error)
 
 
-RETRY_AFTER = {  # every form that a header can have is in test_llm_replies.py
-    "milliseconds": (lambda: {"retry_after_ms": 200}, 0.2),
-    "date": (lambda: {"retry_after": email.utils.formatdate(time.time() + 1.3, usegmt=True)}, 0.2),
-    "garbage": (lambda: {"retry_after": "nan"}, 0.0),
-}
-
-
-@pytest.mark.parametrize("form", RETRY_AFTER)
-def test_retry_after_holds_all_requests_back(form):
-    header, least = RETRY_AFTER[form]
-    with WireServer(lambda seen, number: ok() if number > 1 else failed(429, **header())) as server:
+def test_retry_after_holds_all_requests_back():
+    reply = failed(429, retry_after_ms=200)
+    with WireServer(lambda seen, number: ok() if number > 1 else reply) as server:
         answers, _ = ask(server, 3, config={"max_concurrency": 1})
     assert {answer.reply.text for answer in answers} == {"Yes."}
-    starts = [seen.started for seen in server.seen]
-    assert len(starts) == 4
-    assert least <= starts[1] - starts[0] < least + 1.5
+    assert len(server.seen) == 4
+    assert 0.2 <= server.seen[1].started - server.seen[0].started < 1.7
 
 
 def test_a_wait_holds_for_the_next_client():
@@ -236,11 +226,3 @@ def test_an_outage_ends_all(monkeypatch):
         errors, seconds = ask(server, 200, config={"max_concurrency": 32, "max_attempts": 99})
     assert {type(error) for error in errors} == {OutageError}
     assert seconds < 10
-
-
-def test_a_server_that_comes_back_in_time_loses_nothing(monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.llm.client.WAIT_INITIAL_S", 0.05)
-    start = time.monotonic()
-    with WireServer(lambda seen, number: [None] if time.monotonic() < start + 0.25 else ok()) as server:
-        answers, _ = ask(server, 60)
-    assert {answer.reply.text for answer in answers} == {"Yes."}

@@ -103,15 +103,6 @@ def test_impossible_amounts_are_refused(ledger, wrong):
         sql.check_budget(wrong)
 
 
-def test_another_handles_growth_is_no_damage(ledger):
-    answer(ledger)
-    before = ledger.path.stat().st_size
-    with Ledger(ledger.path) as other:
-        answer(other, "r5", ["q5"], json.dumps("x" * 2**23))
-    assert ledger.path.stat().st_size > before
-    assert list(lookup(ledger, "q", "q5")) == ["q", "q5"]
-
-
 def test_a_removed_file_is_noticed(tmp_path):
     path = tmp_path / "l"
     old = shared_ledger(path)
@@ -309,15 +300,6 @@ def test_other_files_are_refused_and_left_alone(tmp_path, content):
     (tmp_path / "other").write_bytes(content)
     check_refused(tmp_path / "other", "ledger")
     assert [file.name for file in tmp_path.iterdir()] == ["other"]
-
-
-def test_a_database_of_others_is_refused(sound, tmp_path):
-    theirs, page, content = tmp_path / "theirs", tmp_path / "page", sound.read_bytes()
-    with closing(sqlite3.connect(theirs)) as conn:
-        conn.execute("CREATE TABLE theirs (x)")
-    check_refused(theirs, "another program")
-    page.write_bytes(content[:8192] + bytes(4096) + content[12288:])
-    check_refused(page, "damaged")
 
 
 def test_the_tables_are_those_of_version_1():

@@ -130,25 +130,6 @@ def test_the_first_of_several_references_counts(tmp_path):
     assert references["Say b."] == "b"
 
 
-def test_references_are_read_by_split(tiny_dataset, monkeypatch):
-    asked = []
-
-    def references(split):
-        asked.append(split)
-        if split == "unlabeled":
-            raise DataError("no references in 'unlabeled'")
-        return type(tiny_dataset).references(tiny_dataset, split)
-
-    monkeypatch.setattr(tiny_dataset, "references", references)
-    oracle = make_oracle({"judge": Longer()}, dataset=tiny_dataset)
-    assert asked == []
-    oracle.score(tiny_dataset.instructions("eval"), [""] * 12)
-    assert asked == ["eval"]
-    with pytest.raises(DataError, match="no references in 'unlabeled'"):
-        oracle.score(tiny_dataset.instructions("unlabeled"), [""] * 12)
-    assert "unlabeled" not in {getattr(text, "split_name", "") for text in References(tiny_dataset)}
-
-
 @pytest.mark.parametrize(
     ("spec", "closest"),
     [
@@ -187,12 +168,6 @@ def test_environments_refuse_what_is_no_oracle(tiny_dataset, spec):
     for make in (make_oracle, InstructionEnv, lambda **keywords: InstructionVectorEnv(2, **keywords)):
         with pytest.raises((TypeError, ValueError), match=r"(?i)oracle|judge|option"):
             make(**{"spec" if make is make_oracle else "oracle": spec}, dataset=tiny_dataset)
-
-
-@pytest.mark.parametrize("spec", ["surrogate", "annotators", "win_rate", "human", "gold", {"judge": "sim_gpt4"}])
-def test_what_only_the_sandbox_has(tiny_dataset, spec):
-    with pytest.raises(DataError, match="'tiny' .*'recorded'.*oracle='recorded'"):
-        make_oracle(spec, dataset=tiny_dataset)
 
 
 def test_the_names_of_the_sandbox():
@@ -356,16 +331,3 @@ def test_faulty_own_oracles_are_refused(tiny_dataset, spec, kind, says):
     with pytest.raises(kind, match=says) as raised:
         InstructionEnv(tiny_dataset, oracle=spec)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.usefixtures("file")
-@pytest.mark.parametrize("spec", ["mine:five", "mine:Nameless"])
-def test_what_was_made_must_be_an_oracle(tiny_dataset, spec):
-    with pytest.raises(TypeError, match="name .* and score"):
-        make_oracle(spec, dataset=tiny_dataset)
-
-
-def test_a_module_that_fails_says_how(tiny_dataset, file):
-    file.write_text("1 / 0")
-    with pytest.raises(UnknownNameError, match="ZeroDivisionError"):
-        make_oracle("mine:X", dataset=tiny_dataset)
