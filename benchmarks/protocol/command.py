@@ -27,7 +27,6 @@ from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest, sandbox_sources
 from ..harness.study import StudyOptions, run_command
 from . import answers, levels, report
-from .held_out import questions
 
 NAME: Final = "protocol"
 NUM_EVAL: Final = (805, 201)
@@ -53,7 +52,7 @@ class ProtocolOptions(StudyOptions):
 def run(options: ProtocolOptions) -> int:
     """Answers, judges, compares, prints and writes; returns the exit status."""
     quick, folder = options.quick, options.data or os.environ.get(DATA_VARIABLE)
-    sets = cache(partial(questions, NUM_EVAL[quick], NUM_LIVE[quick]))  # drawn when first needed
+    sets = cache(partial(answers.questions, NUM_EVAL[quick], NUM_LIVE[quick]))  # drawn when first needed
     cells = answers.cells(sets, range(options.seeds))
     dataset = recorded_dataset(folder) if folder else None
     sizes = {"repeats": REPEATS[quick], "resamples": RESAMPLES[quick]}

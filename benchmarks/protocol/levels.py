@@ -22,7 +22,7 @@ from ..harness.sources import judgements, published_table
 from ..harness.study import Row
 from . import analysis
 from .analysis import Credits, Rates, agreement_rows, make_row, over_seeds, placed, rate_row
-from .held_out import EVAL, FRESH, LIVE, Question, distances, shares
+from .answers import EVAL, FRESH, LIVE, Question, distances, shares
 
 SANDBOX: Final = "sandbox"
 RECORDED: Final = "recorded"
@@ -91,11 +91,12 @@ def mixture_rows(questions: Mapping[str, Question]) -> list[Row]:
     rows = []
     for which, question in questions.items():
         texts = question.instructions
-        own = [(f"share of {name}", value, share) for (name, value), share in sorted(shares(texts).items())]
+        own = [(f"share of {name}", each.sort_index()) for name, each in sorted(shares(texts).items())]
         if which != EVAL:
-            far = distances(questions[EVAL].instructions, texts)
-            own += [("total variation", name, distance) for name, distance in far.items()]
-        rows += [make_row(figure, which, other, value, n=len(texts)) for figure, other, value in own]
+            own.append(("total variation", pd.Series(distances(questions[EVAL].instructions, texts))))
+        rows += [
+            make_row(f, which, str(other), value, n=len(texts)) for f, each in own for other, value in each.items()
+        ]
     return rows
 
 
