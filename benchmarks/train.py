@@ -17,23 +17,28 @@ DIR/run.yaml, which --config takes.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 import pydantic
 import tyro
+from huggingface_hub import HfApi
 
 from .. import sandbox
 from ..arguments import match_name
+from ..bases import base_of
 from ..cli.options import RUN_FILE, Count, Seed
 from ..cli.options import parse as parse_options
 from ..data import load_dataset
 from ..data.files import write_atomic
-from ..errors import DataError
+from ..errors import CheckpointError, DataError
 from ..folders import hash_model
 from ..plugins import source_mark
 from ..sandbox.writers import API_MODELS
@@ -43,11 +48,10 @@ from .experiment.engine import COLUMNS, Experiment, Form, cell_of, read_evaluati
 from .experiment.engine import run as run_experiment
 from .experiment.evaluation import OWN_WIN_RATE, subset
 from .experiment.own_judge import has_references, judge_name, refuse_trained_on
-from .experiment.publish import check_push, push
-from .experiment.reward_models import RewardModelRun, train_own
+from .experiment.reward_models import RewardModelRun
 from .experiment.reward_models import train as train_reward_model
-from .harness.runner import Progress, ProgressUpdate, clock_text, quiet
-from .harness.stored import ElapsedTime, file_name, is_helper, refuse_taken, take_folder
+from .harness.runner import Progress, clock_text, quiet
+from .harness.stored import file_name, is_helper, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
 from .methods.job import FEEDBACK_OF, Feedback, Job, Labellers, ModelOptions
 from .methods.methods import METHODS, REWARD_MODELING, check_splits, find_method
@@ -133,7 +137,7 @@ class TrainOptions(ModelOptions):
     @property
     def method_name(self) -> str:
         """For folders and tables."""
-        return self.method if self.spec == REWARD_MODELING else find_method(self.spec).name
+        return find_method(self.spec).name
 
     @property
     def labels(self) -> Feedback:
@@ -164,7 +168,8 @@ class TrainOptions(ModelOptions):
         num_eval = min(self.num_eval, len(data.instructions("eval")) if "eval" in data.splits else 0)
         own: dict[str, Any] = {"agent": self.spec, "judge": self.judge, "save": self.save, "trackers": self.trackers}
         own["cell"] = cell_of(self.spec, self.labels if self.data == "sandbox" else "own labels", self.seed)
-        return Experiment(out=self.folder, splits=(("eval", num_eval),), **own, **self._for_job(reward))
+        own["splits"] = () if self.spec == REWARD_MODELING else (("eval", num_eval),)
+        return Experiment(out=self.folder, **own, **self._for_job(reward))
 
     def _for_job(self, reward: str | None) -> dict[str, Any]:
         same = ("seed", "quick", "template", "lora", "dtype", "reward_dtype", "changed", "allow_overlap")
@@ -194,7 +199,7 @@ def run(options: TrainOptions) -> int:
         kept = (options.folder / RUN_FILE).exists()  # another run's, perhaps: then this one is refused
         if not (kept or is_helper()):
             options.write(options.folder)
-        saved = (make_reward_model if options.spec == REWARD_MODELING else train_policy)(options)
+        saved = train(options)
         if not is_helper():
             options.write(options.folder)
     if pushed_to is not None:
@@ -214,8 +219,10 @@ def dry_run(options: TrainOptions) -> int:
     return 0 if made is None or made.fits else 1
 
 
-def train_policy(options: TrainOptions) -> Path:
-    """Trains a method's policy; it answers, and the main process writes the results. Returns the policy's folder."""
+def train(options: TrainOptions) -> Path:
+    """Trains a method's model; a policy answers, and the main process writes the results. Returns its folder."""
+    if options.spec == REWARD_MODELING and (options.judge is not None or options.reward_model != "sandbox"):
+        raise DataError("--judge, --reward-model: expected none for reward_modeling, which answers no instruction.")
     method = find_method(options.spec)
     if options.changed and method.needs == "nothing" and method.fixed:
         names = ", ".join(option_of(field) for field, _ in options.changed)
@@ -226,42 +233,22 @@ def train_policy(options: TrainOptions) -> Path:
     from ..agents.processes import Processes
 
     plan = options.plan(reward)
-    if (num := plan.splits[0][1]) < options.num_eval and Processes().is_main:
+    if plan.splits and (num := plan.splits[0][1]) < options.num_eval and Processes().is_main:
         print(f"--num-eval {options.num_eval}: eval has {num} instructions, all are answered.", file=sys.stderr)
     for row in run_experiment(plan, Progress({plan.cell: plan.units} if Processes().is_main else {}).update):
         write_results(plan, row)  # only the main process has one
-    return plan.folder / "policy"
-
-
-def make_reward_model(options: TrainOptions) -> Path:
-    """Trains a reward model, and writes and prints how well it predicts held-out preferences. Returns its folder."""
-    if options.judge is not None or options.reward_model != "sandbox":
-        raise DataError("--judge, --reward-model: expected none for reward_modeling, which answers no instruction.")
-    from ..agents.processes import Processes
-
-    quiet()
-    job, spent = options.job(), ElapsedTime(options.folder)
-    out, saved, cell = options.folder, options.folder / "reward_model", REWARD_MODELING
-    progress = Progress({cell: 100}) if Processes().is_main else None
-
-    def tell(share: float, state: str) -> None:
-        if progress is not None:
-            spent.keep()
-            progress.update(ProgressUpdate(cell, 100 * share, state=state))
-
-    result = train_own(job, saved, tell, options.save, options.trackers)
-    if progress is not None:
-        progress.end()
-        spent.keep(now=True)
-        write_csv(out / "table.csv", [{"method": options.method, "seed": options.seed, **result}])
-        print(f"Reward model of {options.policy} on {options.data}: {clock_text(spent.seconds)}")
-        print(*(f"  {name}: {value:.4g}" for name, value in result.items()), sep="\n")
-        print(f"\nThe reward model: {saved}. Metrics and table.csv: {out}.")
-    return saved
+    return plan.saved
 
 
 def write_results(plan: Experiment, result: Row) -> None:
     """Writes table.csv, outputs.json and references.json, and prints the row and three answers."""
+    if plan.agent == REWARD_MODELING:
+        row = {name: value for name, value in result.items() if name not in ("feedback", "seconds", "tokens")}
+        write_csv(plan.out / "table.csv", [row])
+        print(f"Reward model of {plan.sft} on {plan.dataset}: {clock_text(result['seconds'])}")
+        print(*(f"  {name}: {row[name]:.4g}" for name in list(row)[2:]), sep="\n")
+        print(f"\nThe reward model: {plan.saved}. Metrics and table.csv: {plan.out}.")
+        return
     method, out, own = plan.method, plan.out, plan.dataset != "sandbox"
     answers, row = read_evaluation(plan)["splits"]["eval"], {name: result[name] for name in COLUMNS}
     if plan.judge is not None:
@@ -281,20 +268,20 @@ def write_results(plan: Experiment, result: Row) -> None:
         print(f"  nothing was evaluated: {plan.dataset} has no split eval")
     for instruction, response in list(zip(answers["instructions"], answers["responses"], strict=True))[:3]:
         print(f"\n> {instruction}\n{response}")
-    saved = plan.folder / "policy"
-    print(f"\nThe policy: {saved if saved.is_dir() else 'nothing was trained'}. Metrics, table.csv and answers: {out}.")
+    saved = plan.saved if plan.saved.is_dir() else "nothing was trained"
+    print(f"\nThe policy: {saved}. Metrics, table.csv and answers: {out}.")
 
 
 def write_outputs(plan: Experiment, responses: Sequence[str]) -> None:
     """outputs.json, and references.json where the data has references: AlpacaEval's form, which `evaluate` reads."""
     data = plan.data
     labels = plan.feedback if plan.dataset == "sandbox" else "own labels"
-    found = {"outputs": (f"{plan.method.name}, {labels}, seed {plan.seed}", responses)}
+    files = {"outputs": (f"{plan.method.name}, {labels}, seed {plan.seed}", responses)}
     if has_references(data, "eval"):
         references = data.references("eval")
         name = str(getattr(data, "reference", f"references of {plan.dataset}"))
-        found["references"] = (name, [references[place] for place in subset(len(references), len(responses))])
-    for name, (generator, outputs) in found.items():
+        files["references"] = (name, [references[place] for place in subset(len(references), len(responses))])
+    for name, (generator, outputs) in files.items():
         rows = [
             {"instruction": each.instruction, "input": each.input, "output": output, "generator": generator}
             for each, output in zip(plan.instructions("eval"), outputs, strict=True)
@@ -315,6 +302,40 @@ def reward_model(options: TrainOptions) -> str:
     print("First the reward model on this feedback's labels:", file=sys.stderr)
     train_reward_model(plan, Progress({plan.cell: plan.units}).update)
     return str(plan.target)
+
+
+def check_push(name: str, job: Job, *, adapter: bool) -> None:
+    """Makes the hub's repository, private if it is new.
+
+    Raises:
+        DataError: What will be saved is an adapter whose base nobody else has.
+        CheckpointError: This machine may not write there.
+    """
+    base = Path(base_of(job.policy_folder))
+    if adapter and job.trains_adapter and base.is_dir():
+        wanted = "Give --save merged, or a --policy by its hub name"
+        raise DataError(f"--push-to-hub: expected a base that others have, got {base} for an adapter. {wanted}.")
+    api = HfApi()
+    with _reaching(f"--push-to-hub {name}: expected a repository to write to", f"{name} FOLDER, after training"):
+        api.create_repo(name, private=True, exist_ok=True)
+        if "write" in signature(api.auth_check).parameters:
+            api.auth_check(name, write=True)
+
+
+def push(folder: Path, name: str) -> str:
+    """Uploads a saved model; its address. CheckpointError, with how to do it by hand, if the hub does not take it."""
+    with _reaching(f"Expected to push {folder} to {name}", f"{name} {shlex.quote(str(folder))}"):
+        return str(HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="A model by alpacafarm-env"))
+
+
+@contextmanager
+def _reaching(expected: str, by_hand: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the hub's client and the network each have errors of their own
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        todo = f"What was saved is kept. Log in with a token that may write (hf auth login), or: hf upload {by_hand}"
+        raise CheckpointError(f"{expected}, got: {reason}. {todo}") from error
 
 
 def parse(args: Sequence[str] | None = None) -> TrainOptions:

@@ -15,13 +15,11 @@ from time import perf_counter
 from typing import Any, Final
 
 from ... import pretrained
-from ...agents.policy_agent import Trainer
 from ...errors import DataError
 from ...pretrained import USABLE
 from ..harness.report import Table, text_table
 from ..methods.job import Job
-from ..methods.methods import REWARD_MODELING, find_method
-from .reward_models import hold_out, make_reward_modeling
+from ..methods.methods import REWARD_MODELING, find_method, hold_out
 
 GB: Final = 1e9
 STEPS: Final = 3
@@ -77,7 +75,7 @@ def rehearse(job: Job, method: str) -> Rehearsal:
     from ...agents.processes import Processes, default_device
 
     if method not in BATCHES:
-        names = ", ".join(BATCHES).replace("fine_tuning", find_method("fine_tuning").name)
+        names = ", ".join(find_method(each).name for each in BATCHES)
         raise DataError(f"--dry-run: expected one of {names}, got {method}.")
     examples, memory = BATCHES[method], DeviceMemory(default_device())
     allowed = memory.used() + USABLE * memory.free()
@@ -86,7 +84,7 @@ def rehearse(job: Job, method: str) -> Rehearsal:
         job = replace(job, folder=Path(Processes().from_main(folder)))  # of all processes
         began = perf_counter()
         with memory.measured(peaks, "load"):
-            agent = make(replace(job, one_batch=examples is not None), method)
+            agent = find_method(method).make(replace(job, one_batch=examples is not None))
         seconds["load"] = perf_counter() - began
         loop, steps = agent._loop, agent.num_steps
         if examples is not None:
@@ -103,15 +101,6 @@ def rehearse(job: Job, method: str) -> Rehearsal:
     # The probe's has the moments of AdamW's first step.
     peaks["update"] = max(peaks["update"], int(loop.probe.peak))
     return Rehearsal(seconds, peaks, allowed, loop.micro_batch_tokens, steps)
-
-
-def make(job: Job, method: str) -> Trainer:
-    """The untrained agent."""
-    if method == REWARD_MODELING:
-        return make_reward_modeling(job, hold_out(job.preferences())[0])
-    agent = find_method(method).make(job)
-    assert isinstance(agent, Trainer)  # those of `BATCHES` are
-    return agent
 
 
 def report(job: Job, made: Rehearsal) -> str:

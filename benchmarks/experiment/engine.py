@@ -32,9 +32,8 @@ from ..harness.sources import data_content
 from ..harness.stored import SETTINGS, ElapsedTime, cell_file, check_settings, file_name, read_stored
 from ..harness.study import Row
 from ..methods.job import Job
-from ..methods.methods import Method, find_method
-from .answering import answer, longest_prompt, room_for
-from .evaluation import OWN_WIN_RATE, Judges, describe, evaluate, judges_of, subset
+from ..methods.methods import REWARD_MODELING, Method, find_method, hold_out
+from .evaluation import OWN_WIN_RATE, Judges, answer, describe, evaluate, judges_of, longest_prompt, room_for, subset
 from .own_judge import has_references, judge_content, judge_settings
 
 COLUMNS = ("method", "feedback", "seed", "win_rate_simulated", "win_rate_human", "gold", "length", "seconds", "tokens")
@@ -108,6 +107,11 @@ class Experiment(Job):
     def method(self) -> Method:
         """The method that `agent` names."""
         return find_method(self.agent)
+
+    @property
+    def saved(self) -> Path:
+        """Folder of the trained model."""
+        return self.out / "reward_model" if self.agent == REWARD_MODELING else self.folder / "policy"
 
     @property
     def units(self) -> int:
@@ -203,21 +207,28 @@ class _Run:
     def rows(self) -> list[Row]:
         plan, learns = self.plan, hasattr(self.actor, "updates")
         sampled = self.train() if learns else 0
-        saved = plan.folder / "policy"
+        ours = isinstance(self.actor, agents.PolicyActor | agents.RewardModeling)
         if learns and plan.save and hasattr(self.actor, "save") and self.world.is_main:
-            merged = {"merged": True} if plan.save == "merged" and isinstance(self.actor, agents.PolicyActor) else {}
-            self.actor.save(saved, **merged)
-        answered = 0 if plan.places else self.evaluate(None)
+            self.actor.save(plan.saved, **({"merged": True} if plan.save == "merged" and ours else {}))
+        tested = self.test() if isinstance(self.actor, agents.RewardModeling) else None
+        answered = 0 if plan.places or tested else self.evaluate(None)
         if not self.world.is_main:
             return []
         self.spent.keep(now=True)
         self.settle()  # models and data are still what they were at the start
         costs = {"seconds": round(self.spent.seconds, 2), "tokens": max(sampled, _tokens(plan.folder)) + answered}
-        stored = [read_evaluation(plan, place) for place in plan.places or (None,)]
-        rows = [{**plan.facts, **row, **costs} for each in stored for row in each["rows"]]
-        if saved.is_dir() and isinstance(self.actor, agents.PolicyActor):
-            complete_card(saved, self.actor, self.actor.policy.model, plan.dataset, rows[0])
+        places = () if tested else plan.places or (None,)
+        measured = [row for place in places for row in read_evaluation(plan, place)["rows"]]
+        rows = [{**plan.facts, **row, **costs} for row in ([tested] if tested else measured)]
+        if plan.saved.is_dir() and ours:
+            complete_card(plan, self.actor, rows[0])
         return rows
+
+    def test(self) -> Row:
+        """How a reward model predicts the pairs that were held out: accuracy, loss (nats) and margin."""
+        kept, held_out = hold_out(self.plan.preferences())
+        counts = {"num_train": len(kept) - self.actor.num_left_out, "num_test": len(held_out)}
+        return {**counts, **self.actor.evaluate(held_out)}
 
     def train(self) -> int:
         """Does what the agent still has to learn, evaluating on the way; the tokens that it sampled."""
@@ -359,12 +370,14 @@ def read_evaluation(experiment: Experiment, place: int | None = None) -> dict[st
     return read_stored(experiment.evaluation_file(place), *shape, shape=shape, remedy=remedy)
 
 
-def complete_card(folder: Path, agent: Any, model: Any, data: str, metrics: Mapping[str, Any]) -> None:
+def complete_card(experiment: Experiment, agent: Any, metrics: Mapping[str, Any]) -> None:
     """Writes the model card anew, with data and metrics beside what the agent says of itself."""
     from ...agents.saving import public_name, write_card
 
     numbers = {name: f"{value:.4g}" for name, value in metrics.items() if isinstance(value, float) and value == value}
-    write_card(folder, model.name_or_path, {**(agent.facts or {}), "data": public_name(data), "metrics": numbers})
+    model = agent.policy.model if isinstance(agent, agents.PolicyActor) else agent.model
+    facts = {**(agent.facts or {}), "data": public_name(experiment.dataset), "metrics": numbers}
+    write_card(experiment.saved, model.name_or_path, facts)
 
 
 def _tokens(folder: Path) -> int:

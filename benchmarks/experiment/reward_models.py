@@ -1,11 +1,11 @@
-"""Reward models: the sandbox's trained, calibrated and measured on fresh preference pairs; and one's own."""
+"""The sandbox's reward models: trained, calibrated and measured on fresh preference pairs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from ... import agents, sandbox
+from ... import sandbox
 from ...errors import DataError
 from ...instructions import Instruction, Preference
 from ...oracles import RewardModel
@@ -25,8 +25,6 @@ from ...statistics import wilson
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import ElapsedTime, file_name
 from ..harness.study import Row
-from ..methods.job import Job
-from .engine import Form, complete_card, state_of, tracked
 
 if TYPE_CHECKING:
     from ...agents import LanguageModel, RewardModelingConfig
@@ -311,66 +309,3 @@ def share_row(num_correct: float, num: int) -> Row:
     """A share with its Wilson interval and counts, as columns."""
     low, high = wilson(num_correct, num)
     return {"accuracy": num_correct / num, "low": low, "high": high, "n": num, "num_correct": num_correct}
-
-
-HELD_OUT, MOST_HELD_OUT = 0.05, 500
-"""Share, and most, of the instructions whose pairs test the model and do not train it."""
-
-
-def hold_out(preferences: Sequence[Preference]) -> tuple[list[Preference], list[Preference]]:
-    """Pairs to train on and pairs to test on, of other instructions; the same in every run.
-
-    Raises:
-        DataError: There are pairs of one instruction only.
-    """
-    by_instruction: dict[str, list[Preference]] = {}
-    for preference in preferences:
-        by_instruction.setdefault(str(preference.instruction), []).append(preference)
-    if len(by_instruction) < 2:
-        raise DataError(f"Expected preferences on 2 or more instructions, got them on {len(by_instruction)}.")
-    number = min(max(1, round(HELD_OUT * len(by_instruction))), MOST_HELD_OUT)
-    chosen = set(keyed_rng(0, "held-out instructions").permutation(len(by_instruction))[:number].tolist())
-    parts: tuple[list[list[Preference]], list[list[Preference]]] = [], []
-    for place, found in enumerate(by_instruction.values()):
-        parts[place in chosen].append(found)
-    train, test = (list(chain.from_iterable(part)) for part in parts)
-    return train, test
-
-
-def make_reward_modeling(job: Job, pairs: Sequence[Preference]) -> agents.RewardModeling:
-    """The untrained agent."""
-    import torch
-
-    return agents.RewardModeling(
-        job.policy_folder,
-        pairs,
-        config=job.config(agents.RewardModelingConfig, epochs=1),
-        seed=job.seed,
-        out=job.folder,
-        template=job.template,
-        lora=job.adapter("SEQ_CLS"),
-        dtype=getattr(torch, job.dtype or "float32"),
-    )
-
-
-def train_own(
-    job: Job, target: Path, tell: Callable[[float, str], None], form: Form, trackers: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Trains a model and saves it in `target`; accuracy, loss (nats) and margin on the `num_test` pairs held out.
-
-    Raises:
-        DataError: There are no preferences, or too few.
-    """
-    from ...agents.processes import Processes
-
-    train, test = hold_out(job.preferences())
-    agent = make_reward_modeling(job, train)
-    for metrics in tracked(agent, trackers):
-        tell(metrics["step"] / agent.num_steps, state_of(metrics, agent.num_steps))
-    result = agent.evaluate(test)
-    world = Processes()
-    if world.is_main:
-        agent.save(target, merged=form == "merged")
-        complete_card(target, agent, agent.model, job.dataset, result)
-    world.wait()
-    return {"num_train": len(train) - agent.num_left_out, "num_test": len(test), **result}

@@ -35,7 +35,7 @@ from ..harness.sources import sandbox_sources
 from ..harness.stored import cell_file
 from ..harness.study import Row, Study, StudyOptions, run_command
 from ..methods.job import FEEDBACK_OF, FEEDBACKS, Feedback, Job, Labellers
-from ..methods.methods import BY_NAME, METHODS, Method, find_method
+from ..methods.methods import BY_NAME, METHODS, REWARD_MODELING, Method, find_method
 from .page import page
 from .summary import BASELINE, JUDGED_BY, Credits, Summary
 
@@ -86,7 +86,8 @@ class MethodRankingOptions(StudyOptions):
         for given in [*(self.methods or [method.name for method in METHODS]), BASELINE]:
             method = find_method(given)
             spec, name = given if ":" in given else method.name, method.name
-            if specs.setdefault(name, spec) != spec or BY_NAME.get(name, method) is not method:
+            taken = specs.setdefault(name, spec) != spec or BY_NAME.get(name, method) is not method
+            if taken or name == REWARD_MODELING:
                 raise UnknownNameError(f"--methods {given}: expected a name of its own, got {name!r}, which is taken.")
         return specs
 

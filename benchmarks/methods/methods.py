@@ -7,6 +7,7 @@ A method of one's own, such as one of these with one thing changed, is a `Method
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 from ... import agents
@@ -37,7 +38,7 @@ class Method:
     """As in table.csv and on the command line."""
     title: str
     """For readers."""
-    make: Callable[[Job], Actor]
+    make: Callable[[Job], Any]
     """The untrained agent; the caller runs its `updates()`."""
     needs: Literal["nothing", "preferences", "reward"] = "reward"
     """The part of a feedback that it learns from. A method that needs nothing has one run for both feedbacks."""
@@ -172,6 +173,46 @@ def _stand_in(name: str, title: str, paper: tuple[float, float]) -> Method:
     return Method(name, f"{title} stand-in", make, "nothing", paper, note, trained=False, effort=5)
 
 
+HELD_OUT, MOST_HELD_OUT = 0.05, 500
+"""Share, and most, of the instructions whose pairs test the model and do not train it."""
+
+
+def hold_out(preferences: Sequence[Preference]) -> tuple[list[Preference], list[Preference]]:
+    """Pairs to train on and pairs to test on, of other instructions; the same in every run.
+
+    Raises:
+        DataError: There are pairs of one instruction only.
+    """
+    by_instruction: dict[str, list[Preference]] = {}
+    for preference in preferences:
+        by_instruction.setdefault(str(preference.instruction), []).append(preference)
+    if len(by_instruction) < 2:
+        raise DataError(f"Expected preferences on 2 or more instructions, got them on {len(by_instruction)}.")
+    number = min(max(1, round(HELD_OUT * len(by_instruction))), MOST_HELD_OUT)
+    chosen = set(keyed_rng(0, "held-out instructions").permutation(len(by_instruction))[:number].tolist())
+    parts: tuple[list[list[Preference]], list[list[Preference]]] = [], []
+    for place, pairs in enumerate(by_instruction.values()):
+        parts[place in chosen].append(pairs)
+    train, test = (list(chain.from_iterable(part)) for part in parts)
+    return train, test
+
+
+def make_reward_modeling(job: Job) -> agents.RewardModeling:
+    """A reward model of the pairs that `hold_out` leaves; it answers nothing."""
+    import torch
+
+    return agents.RewardModeling(
+        job.policy_folder,
+        hold_out(job.preferences())[0],
+        config=job.config(agents.RewardModelingConfig, epochs=1),
+        seed=job.seed,
+        out=job.folder,
+        template=job.template,
+        lora=job.adapter("SEQ_CLS"),
+        dtype=getattr(torch, job.dtype or "float32"),
+    )
+
+
 PAGES = "LLaMA 7B there, pages about the world read here"
 METHODS = (
     _stand_in("gpt4", "GPT-4", (79.0, 69.8)),
@@ -195,9 +236,12 @@ METHODS = (
 """The rows of the paper's Table 2, best first, and best-of-16."""
 
 REWARD_MODELING = "reward_modeling"
-"""Trains no policy, so it is no `Method`; it learns from preference."""
+"""Trains no policy: `train` alone has it."""
 FINE_TUNING = Method("sft", "SFT, continued", make_fine_tuning, "nothing", fixed=False, split="sft")
-BY_NAME = {method.name: method for method in METHODS} | {"fine_tuning": FINE_TUNING}
+BY_NAME = {method.name: method for method in METHODS} | {
+    "fine_tuning": FINE_TUNING,
+    REWARD_MODELING: Method(REWARD_MODELING, "Reward model", make_reward_modeling, "preferences"),
+}
 
 
 def check_splits(method: str, data: Dataset, *, judged: bool) -> None:
@@ -207,8 +251,7 @@ def check_splits(method: str, data: Dataset, *, judged: bool) -> None:
         DataError: There is no split to learn from; or no eval, and the method only answers, or a judge is to judge.
         UnknownNameError: As of `find_method`.
     """
-    split = "preference" if method == REWARD_MODELING else find_method(method).learns_from
-    name = method if method == REWARD_MODELING else find_method(method).name
+    split, name = find_method(method).learns_from, find_method(method).name
     uses = {split: f"{name} learns from it"} if split else {"eval": f"{name} answers it"}
     if judged:
         uses.setdefault("eval", "--judge compares with its references")

@@ -44,11 +44,11 @@ from alpacafarm_env.errors import AlpacaFarmError
 
 HERE = Path(__file__).parent
 PAGES = {
-    "annotators": ("annotators.command", "table.csv"),
+    "annotators": ("annotators.__main__", "table.csv"),
     "leaderboard": ("leaderboard", "table.csv"),
     "method_ranking": ("method_ranking.page", "table.csv"),
     "overoptimization": ("overoptimization.page", "table.csv", "reward_models.csv"),
-    "protocol": ("protocol.command", "table.csv"),
+    "protocol": ("protocol.__main__", "table.csv"),
     "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
     "win_rate_curve": ("win_rate_curve.page", "table.csv", "val.csv"),
 }

@@ -9,7 +9,8 @@ from faulty_server import Faults, FaultyJudgeServer
 
 from alpacafarm_env.annotators import analysis
 from alpacafarm_env.annotators.analysis import COST, Pairs, ask, figures, has_list
-from alpacafarm_env.benchmarks.annotators import command, judges, report
+from alpacafarm_env.benchmarks.annotators import __main__ as command
+from alpacafarm_env.benchmarks.annotators import judges, report
 from alpacafarm_env.benchmarks.annotators.judges import (
     MEANINGS,
     PAPERS_POOLS,

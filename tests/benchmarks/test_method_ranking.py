@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from written import rows_of
 
-from alpacafarm_env.benchmarks.experiment.answering import answer
 from alpacafarm_env.benchmarks.experiment.engine import COLUMNS
+from alpacafarm_env.benchmarks.experiment.evaluation import answer
 from alpacafarm_env.benchmarks.harness.page import QUICK
 from alpacafarm_env.benchmarks.method_ranking import plan as command
 from alpacafarm_env.benchmarks.method_ranking.plan import MethodRankingOptions

@@ -13,9 +13,8 @@ from alpacafarm_env.__main__ import main
 from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.experiment.reward_models import hold_out
 from alpacafarm_env.benchmarks.methods.job import Job
-from alpacafarm_env.benchmarks.methods.methods import REWARD_MODELING, check_splits, find_method
+from alpacafarm_env.benchmarks.methods.methods import REWARD_MODELING, check_splits, find_method, hold_out
 from alpacafarm_env.chat_templates import ChatTemplate
 from alpacafarm_env.data import FolderDataset, load_dataset
 from alpacafarm_env.errors import DataError

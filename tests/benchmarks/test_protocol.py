@@ -1,88 +1,261 @@
-"""The command on few instructions: table, report and figures, a ranking beside it, resumption, faulty folders."""
+"""The protocol: held-out instructions, answers, recorded leaderboards, and the command on few instructions."""
 
+import gzip
+import json
+import shutil
 from itertools import islice
 
 import numpy as np
 import pytest
+from scipy import stats
 from written import rows_of
 
 from alpacafarm_env.benchmarks.experiment.reward_models import fresh_instructions
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
-from alpacafarm_env.benchmarks.protocol import answers, held_out, levels, report
-from alpacafarm_env.benchmarks.protocol import command as protocol
+from alpacafarm_env.benchmarks.protocol import __main__ as protocol
+from alpacafarm_env.benchmarks.protocol import answers, levels, report
 from alpacafarm_env.benchmarks.protocol.analysis import make_row, placed, rate_row
-from alpacafarm_env.benchmarks.protocol.command import ProtocolOptions, run
-from alpacafarm_env.benchmarks.protocol.held_out import EVAL, FRESH, LIVE, questions
-from alpacafarm_env.benchmarks.protocol.report import draw_live
+from alpacafarm_env.benchmarks.protocol.answers import EVAL, FRESH, LIVE, distances, properties, questions, shares
+from alpacafarm_env.data.load import recorded_dataset as load
+from alpacafarm_env.data.recorded import reference_digest
+from alpacafarm_env.errors import DataError
 from alpacafarm_env.oracles import make_oracle
-from alpacafarm_env.sandbox import SANDBOX
+from alpacafarm_env.sandbox import SANDBOX, tasks
+from alpacafarm_env.sandbox.dataset import EVAL_SOURCES
 
 OWN = {"crowd", "reference_again", "gpt4", "chatgpt", "davinci001", "sft", "best_of_4", "best_of_16"}
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
+def many_questions():
+    return questions(100, 300)
+
+
+def test_sets_are_new_complete_and_of_the_sizes_asked_for(many_questions):
+    known = {str(row) for split in SANDBOX.splits for row in SANDBOX.instructions(split)}
+    assert {which: len(question.references) for which, question in many_questions.items()} == {
+        EVAL: 100,
+        LIVE: 300,
+        FRESH: 300,
+    }
+    for which in (LIVE, FRESH):
+        texts = {str(row) for row in many_questions[which].instructions}
+        assert len(texts) == 300
+        assert not texts & known
+        assert all(tasks.read(text) is not None for text in texts)
+    assert {row.source for row in many_questions[FRESH].instructions} == set(EVAL_SOURCES)
+    stored = dict(zip(SANDBOX.instructions(EVAL), SANDBOX.references(EVAL), strict=True))
+    assert all(
+        stored[row] == text
+        for row, text in zip(many_questions[EVAL].instructions, many_questions[EVAL].references, strict=True)
+    )
+
+
+def test_mixture_is_the_one_that_is_said(many_questions):
+    rows = [properties(row) for row in many_questions[LIVE].instructions]
+    for name, value, expected in (
+        ("input", "with an input", answers.WITH_INPUT),
+        ("greeting", "", answers.GREETINGS[""]),
+        ("form", "", 1 - answers.ASKS_FORM),
+    ):
+        assert stats.binomtest(sum(row[name] == value for row in rows), 300, expected).pvalue > 0.001, name
+    # Of "continue" at most four are asked for: those are too few to matter here.
+    numbers = [row["count"] for row in rows]
+    seen = np.array([numbers.count(word) for word in answers.COUNTS])
+    assert stats.chisquare(seen, np.array(list(answers.COUNTS.values())) * seen.sum()).pvalue > 0.001
+
+
+def test_held_out_users_differ_and_fresh_instructions_do_not(many_questions):
+    far, near, none = (
+        distances(many_questions[EVAL].instructions, many_questions[which].instructions)
+        for which in (LIVE, FRESH, EVAL)
+    )
+    assert [*far] == ["verb", "input", "greeting", "form", "count", "category"]
+    assert all(value > 0.2 for value in far.values()), far
+    assert all(near[name] < far[name] for name in far)
+    assert set(none.values()) == {0.0}
+    every = shares(many_questions[LIVE].instructions)
+    assert all(each.sum() == pytest.approx(1) for each in every.values())
+
+
+@pytest.fixture(scope="module")
 def no_other_world():
     """Drawing all splits anew takes seconds: other instructions that no split has stand in for an evaluation set."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_out, "generate", lambda seed: {EVAL: [*islice(fresh_instructions(SANDBOX, seed), 60)]})
+        patch.setattr(answers, "generate", lambda seed: {EVAL: [*islice(fresh_instructions(SANDBOX, seed), 60)]})
         yield
 
 
-@pytest.fixture(autouse=True)
-def few(monkeypatch):
-    """A study of 30 evaluation and 10 held-out instructions."""
+@pytest.mark.usefixtures("no_other_world")
+def test_the_command_writes_what_it_says_and_resumes(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("ALPACAFARM_DATA", raising=False)
     for name, value in (("NUM_EVAL", 30), ("NUM_LIVE", 10), ("REPEATS", 2), ("RESAMPLES", 20)):
         monkeypatch.setattr(protocol, name, (value, value))
-
-
-def test_the_command_writes_what_it_says_and_resumes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "place_labels", lambda *_: None)  # seconds, and tested elsewhere
-    options = ProtocolOptions(out=tmp_path, quick=True, seeds=1)
-    assert run(options) == 0
+    options = protocol.ProtocolOptions(out=tmp_path, quick=True, seeds=1)
+    assert protocol.run(options) == 0
     rows = rows_of(tmp_path)
     rates = {(row["subject"], row["other"], row["judge"]) for row in rows if row["figure"] == "win_rate"}
     assert {subject for subject, other, _ in rates if other == "all"} == OWN
     assert {row["level"] for row in rows} == {"sandbox"}
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"live", "pairs_sandbox"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"live", "pairs"}
     r2 = next(row for row in rows if (row["figure"], row["other"], row["judge"]) == ("r2", LIVE, "sim_eval"))
     assert f"is {float(r2['value']):.3f} [" in capsys.readouterr().out
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
-    assert run(options) == 0
+    assert protocol.run(options) == 0
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
     assert rows_of(tmp_path) == rows
 
 
 @pytest.fixture(scope="module")
-def asked():
+def few_questions(no_other_world):
     return questions(12, 5)
 
 
-def test_the_best_of_four_are_the_first_of_sixteen(asked):
-    found = {(name, which): texts for name, which, texts in answers.by_best_of_n(asked, 0)}
-    assert {name for name, _ in found} == {"best_of_4", "best_of_16"}
-    for which, question in asked.items():
+def test_the_best_of_four_are_the_first_of_sixteen(few_questions):
+    texts_of = {(name, which): texts for name, which, texts in answers.by_best_of_n(few_questions, 0)}
+    assert {name for name, _ in texts_of} == {"best_of_4", "best_of_16"}
+    for which, question in few_questions.items():
         proxy = make_oracle("surrogate", dataset=SANDBOX)
-        four, sixteen = (proxy.score(question.instructions, found[f"best_of_{num}", which]) for num in (4, 16))
+        four, sixteen = (proxy.score(question.instructions, texts_of[f"best_of_{num}", which]) for num in (4, 16))
         assert (sixteen >= four - 1e-5).all()
         assert sixteen.mean() > four.mean()
 
 
-def test_answers_keep_their_seed_where_another_failed(asked):
+def test_answers_keep_their_seed_where_another_failed(few_questions):
     kept = ("gpt4, seed 1", "gpt4, seed 2", *(f"davinci001, seed {seed}" for seed in range(3)))
-    cells = {cell.key: cell for cell in answers.cells(lambda: asked, range(3))}
+    cells = {cell.key: cell for cell in answers.cells(lambda: few_questions, range(3))}
     rows = [row for key in kept for row in cells[f"answers of {key}"].work(print)]
-    judged = levels.judge_all(rows, asked, "human")
+    judged = levels.judge_all(rows, few_questions, "human")
     assert {name: list(seeds) for name, seeds in judged[EVAL].items()} == {"gpt4": [1, 2], "davinci001": [0, 1, 2]}
     (again,) = (row for row in rows if (row["generator"], row["seed"], row["set"]) == ("gpt4", 2, LIVE))
-    expected = {which: texts for _, which, texts in answers.by_writer("gpt4", asked, 2)}
+    expected = {which: texts for _, which, texts in answers.by_writer("gpt4", few_questions, 2)}
     assert again["answers"] == list(expected[LIVE])
-    told = [row for row in levels.sandbox_rows(rows, asked, repeats=1, resamples=10) if row["figure"] == "told_apart"]
-    assert {row["models"] for row in told if row["subject"] == "all pairs"} == {2}  # of the two seeds that both have
+    apart = [
+        row
+        for row in levels.sandbox_rows(rows, few_questions, repeats=1, resamples=10)
+        if row["figure"] == "told_apart"
+    ]
+    assert {row["models"] for row in apart if row["subject"] == "all pairs"} == {2}  # of the two seeds that both have
 
 
 def test_the_figure_tells_the_agreement_with_the_whole_evaluation_set():
     rates = [rate_row(f"g{i}", which, np.eye(4)[i]) for i in range(3) for which in (EVAL, LIVE, FRESH)]
-    told = [make_row("r2", subject, LIVE, value) for subject, value in ((EVAL, 0.25), (levels.NO_INPUT, 0.75))]
-    (axis,) = draw_live(frame_of(placed("live", "sandbox", "human", [*rates, *told])), "").axes
+    agreed = [make_row("r2", subject, LIVE, value) for subject, value in ((EVAL, 0.25), (levels.NO_INPUT, 0.75))]
+    (axis,) = report.draw_live(frame_of(placed("live", "sandbox", "human", [*rates, *agreed])), "").axes
     assert axis.get_title(loc="left") == "16 simulated human raters: r² live 0.250"
+
+
+NUM = 60
+SOURCES = ("oasst", "koala")
+RATES = {"weak": 0.2, "fair": 0.4, "good": 0.6, "best": 0.9}
+
+
+def write_lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def write_table(path, rows):
+    lines = [",win_rate,standard_error", *(f"{name},{rate},{error}" for name, (rate, error) in rows.items())]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+def verdicts(seed, names):
+    rng = np.random.default_rng(seed)
+    return {name: (rng.random(NUM) < RATES[name]).astype(float).tolist() for name in names}
+
+
+def judgement_rows(credits):
+    # Indices count from 10, and the file does not hold them in order.
+    return [
+        {"index": 10 + i, "generator": name, "preference": value}
+        for name, values in credits.items()
+        for i, value in reversed(list(enumerate(values)))
+    ]
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """Four models judged by GPT-4, three of them by Claude, and two published tables."""
+    path = tmp_path / "data"
+    questions = [{"index": 10 + i, "instruction": f"Q {i}", "input": "", "dataset": SOURCES[i % 2]} for i in range(NUM)]
+    write_lines(path / "eval_instructions.jsonl.gz", questions)
+    write_lines(path / "davinci003.jsonl.gz", [{**row, "output": "r", "generator": "ref"} for row in questions])
+    pin = {"reference_sha256": reference_digest([row["instruction"] for row in questions], ["r"] * NUM)}
+    (path / "recorded.json").write_text(json.dumps(pin), encoding="utf-8")
+    for name in RATES:
+        outputs = [{**row, "output": f"{name} {row['index']}", "generator": name} for row in questions]
+        write_lines(path / "outputs" / f"outputs_{name}.jsonl.gz", outputs)
+    gpt4 = verdicts(0, RATES)
+    gpt4["weak"][3] = None
+    write_lines(path / "preferences_alpaca_eval_gpt4.jsonl.gz", judgement_rows(gpt4))
+    extras = path / "extras"
+    write_lines(extras / "preferences_claude.jsonl.gz", judgement_rows(verdicts(1, ["weak", "fair", "best"])))
+    table = {name: (100 * rate, 2.0) for name, rate in RATES.items()}
+    write_table(extras / "leaderboard_alpaca_eval_gpt4.csv.gz", {**table, "ref": (50.0, 0.0), "copy": (20.0, 2.0)})
+    write_table(extras / "leaderboard_claude.csv.gz", {**table, "ref": (50.0, 0.0), "copy": (70.0, 2.1)})
+    return path
+
+
+def find(rows, figure, subject, other):
+    return next(row for row in rows if (row["figure"], row["subject"], row["other"]) == (figure, subject, other))
+
+
+def test_all_rows_of_a_small_folder_and_of_one_without_extras(bundle):
+    rows = levels.recorded_rows(load(bundle), repeats=2, resamples=50)
+    values = verdicts(0, RATES)["good"]
+    row = find(rows, "win_rate", "good", "koala")
+    assert (row["value"], row["n"]) == (pytest.approx(100 * np.mean(values[1::2])), NUM // 2)
+    both = find(rows, "spearman", "gpt4 recorded", "claude recorded")
+    assert (both["value"], both["models"], both["n"]) == (pytest.approx(1), 3, NUM)
+    tables = find(rows, "kendall", "gpt4 published", "claude published")
+    assert tables["models"] == 5  # the reference, without error, is no model
+    clean = find(rows, "kendall", "gpt4 published", "claude published, without rows that are equal")
+    assert (clean["value"], clean["models"]) == (pytest.approx(1), 3)
+    assert find(rows, "largest_difference", "recorded", "published")["models"] == 4
+    assert {row["judge"] for row in rows if row["part"] == "pairs"} == {"gpt4", "claude", levels.EARLY}
+    shutil.rmtree(bundle / "extras")
+    assert {row["judge"] for row in levels.recorded_rows(load(bundle), repeats=2, resamples=20)} == {"gpt4"}
+
+
+def test_tables_are_compared_with_and_without_rows_that_are_equal():
+    one = {"a": (40.0, 1.0), "b": (40.0, 1.0), "c": (60.0, 1.0), "d": (80.0, 1.0), "e": (90.0, 1.0)}
+    two = {"a": (40.0, 1.0), "b": (10.0, 1.0), "c": (60.0, 1.1), "d": (80.0, 1.2), "e": (90.0, 1.3)}
+    rows = levels.table_rows({"x": one, "y": two}, 30)
+    assert {(row["other"], row["models"]) for row in rows} == {("y", 5), ("y, without rows that are equal", 3)}
+    assert {row["other"] for row in levels.table_rows({"x": two, "y": two}, 30)} == {"y"}
+    assert levels.table_rows({"x": dict(list(one.items())[:2]), "y": two}, 30) == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"no gzip", gzip.compress(b"a,b\n1,2\n", mtime=0), gzip.compress(b",win_rate\nx,1\n", mtime=0)]
+)
+def test_another_table_is_refused(tmp_path, content):
+    (tmp_path / "table.csv.gz").write_bytes(content)
+    with pytest.raises(DataError, match="expected a gzip CSV table"):
+        levels.published(tmp_path / "table.csv.gz")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(0, 1.0), (0, 1.0)], "record 2: expected one judgement of a generator and index"),
+        ([(5, 1.0)], "record 1: expected the index of an instruction"),
+        ([(0, 3.0)], "expected a number in \\[0, 1\\] or null, got 3.0"),
+    ],
+)
+def test_faulty_verdicts_are_named(tmp_path, rows, message):
+    path = tmp_path / "preferences_claude.jsonl.gz"
+    write_lines(path, [{"index": index, "generator": "m", "preference": value} for index, value in rows])
+    with pytest.raises(DataError, match=message):
+        levels.read_credits(path, [0, 1])
+
+
+def test_verdicts_stand_at_the_place_of_their_instruction(bundle):
+    places = range(10, 10 + NUM)
+    credits = levels.read_credits(bundle / "extras" / "preferences_claude.jsonl.gz", places)
+    assert credits["fair"][0].tolist() == verdicts(1, ["weak", "fair", "best"])["fair"]
+    stored = levels.read_credits(bundle / "preferences_alpaca_eval_gpt4.jsonl.gz", places)
+    assert np.isnan(stored["weak"][0][3])

@@ -352,7 +352,7 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch):
     hub = Hub()
-    monkeypatch.setattr("alpacafarm_env.benchmarks.experiment.publish.HfApi", lambda: hub)
+    monkeypatch.setattr("alpacafarm_env.benchmarks.train.HfApi", lambda: hub)
     return hub
 
 
