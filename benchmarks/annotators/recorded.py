@@ -216,15 +216,14 @@ def kappa(counts: Array) -> Array:
 
 def _pair_rows(suffix: str, both: pd.DataFrame) -> list[Row]:
     table = np.histogram2d(both.preference, both.other, bins=2, range=((0, 1), (0, 1)))[0]
-    rows = rows_of("claude", [{f"agreement_with_gpt4{suffix}": (both.preference == both.other).to_numpy(float)}], LEVEL)
+    same = np.asarray(both.preference == both.other, dtype=np.float64)
+    rows = rows_of("claude", [{f"agreement_with_gpt4{suffix}": same}], LEVEL)
     drawn = keyed_rng(0, "kappa", suffix).multinomial(len(both), table.ravel() / len(both), size=NUM_RESAMPLES)
     low, high = percentiles(kappa(drawn.reshape(-1, 2, 2).astype(np.float64)))
     value = Interval(float(kappa(table)), low, high, len(both))
-    return (
-        rows
-        if np.isnan([value.mean, low]).any()
-        else [*rows, make_row("claude", f"kappa_with_gpt4{suffix}", value, LEVEL)]
-    )
+    if not np.isnan([value.mean, low]).any():
+        rows.append(make_row("claude", f"kappa_with_gpt4{suffix}", value, LEVEL))
+    return rows
 
 
 def _extras(folder: Path) -> dict[str, Path]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
@@ -66,7 +65,7 @@ def figure_table(rows: pd.DataFrame) -> Table:
     """Rows in full, figure by figure, next to the published values."""
     rows = in_order(rows)
     bound, level = is_bound(rows), rows.level.iloc[0]
-    tolerance = np.where(bound, "+", "±") + rows.tolerance.map("{:.2f}".format)
+    tolerance = bound.map({True: "+", False: "±"}) + rows.tolerance.map("{:.2f}".format)
     columns = {
         "figure": rows.figure,
         "judge": rows.judge,

@@ -14,7 +14,7 @@ from ... import agents
 from ...arguments import match_name
 from ...data import Dataset
 from ...errors import DataError, UnknownNameError
-from ...instructions import Demonstration, Instruction
+from ...instructions import Demonstration, Instruction, Preference
 from ...plugins import find_attribute
 from ...sandbox import writers
 from ...sandbox.dataset import Sandbox
