@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from alpacafarm_env.agents import BestOfN
 from alpacafarm_env.benchmarks import train
-from alpacafarm_env.benchmarks.experiment import answering
+from alpacafarm_env.benchmarks.experiment import evaluation
 from alpacafarm_env.benchmarks.win_rate_curve import plan as win_rate_curve
 
 
@@ -20,7 +20,7 @@ def run_commands(data: str, policy: str, reward_model: str, out: str) -> None:
     options = win_rate_curve.WinRateCurveOptions.parse([*given, "--out", f"{out}/curve"])
     assert win_rate_curve.run(options) == 0
     # Files of two answers each: there is something to share.
-    with patch.object(answering, "ANSWERED_AT_ONCE", 2), patch.object(BestOfN, "instructions_at_once", 2):
+    with patch.object(evaluation, "ANSWERED_AT_ONCE", 2), patch.object(BestOfN, "instructions_at_once", 2):
         for method, more in (("dpo", []), ("best_of_16", ["--reward-model", reward_model])):
             given = [method, *own, *more, "--num-eval", "5", "--out", f"{out}/{method}"]
             assert train.run(train.parse(given)) == 0
