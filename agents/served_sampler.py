@@ -7,9 +7,9 @@ Start the server with the policy's base model, whose tokenizer and weights must 
 1. An adapter's name on the server carries a running number and a digest of its weights, so that no name ever means two
    adapters. It is loaded when the server does not list it: after an update, and after a restart. The one before it is
    unloaded. A reply that names another model is an error.
-2. One request a response, many in flight; its seed comes from the row's random numbers. A server that goes away is
-   waited for, and asked again for what is missing only.
-3. At the start, and after the server was away, the policy scores a few responses itself. Log-probabilities that differ
+2. One request a response, many in flight, repeated where that may help; its seed comes from the row's random numbers. A
+   server that stays away is an error: the run goes on from its last checkpoint.
+3. At the start, and after a server's error, the policy scores a few responses itself. Log-probabilities that differ
    mean other weights or another tokenizer: refused, with the number.
 4. A reply is believed only if it is whole: every token's id and log-probability, an end that was asked for.
 
@@ -30,7 +30,7 @@ import peft
 import torch
 from torch import Tensor
 
-from ..errors import PolicyError
+from ..errors import APIError, PolicyError
 from ..llm.client import ClientConfig, run
 from ..llm.endpoint import OPENAI_KEY, Endpoint
 from ..llm.vllm import Choice, VLLMServer, body
@@ -63,15 +63,13 @@ class ServedSamplerConfig(Settings):
     """Requests in flight at once."""
     timeout_s: float = 600.0
     """Wall-clock seconds of one attempt, waiting in the server's queue included."""
-    restart_s: float = 900.0
-    """How long a server that is away is waited for."""
     max_mismatch: float = 0.1
     """Nats a token by which the policy's log-probabilities may differ from the server's, on average."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.at_least(1, "max_concurrency")
-        self.above_0("timeout_s", "restart_s", "max_mismatch")
+        self.above_0("timeout_s", "max_mismatch")
 
 
 class _Served(NamedTuple):
@@ -99,7 +97,7 @@ class ServedSampler:
         limits = ClientConfig(
             max_concurrency=config.max_concurrency, attempt_timeout_s=config.timeout_s, deadline_s=4 * config.timeout_s
         )
-        self._server = VLLMServer(endpoint, limits, restart_s=config.restart_s, when_away=self._doubt)
+        self._server = VLLMServer(endpoint, limits)
         self._served: _Served | None = None
         self._version, self._matches = 0, False
 
@@ -144,7 +142,7 @@ class ServedSampler:
         """As `sampling.sample`; a row of `uniforms` decides no token itself, but the seed of the row's request.
 
         Raises:
-            APIError: The server is too old, has no such model, is away for too long, or answers wrongly.
+            APIError: The server is too old, has no such model, is away, or answers wrongly.
             PolicyError: Its log-probabilities are not the policy's.
             ValueError: The policy has control tokens, which a server does not know.
         """
@@ -165,10 +163,11 @@ class ServedSampler:
         return Samples(padded[0], padded[1], lengths, ended.bool())
 
     def _complete(self, served: _Served, bodies: Sequence[dict[str, Any]]) -> list[Choice]:
-        return run(self._server.complete(bodies, None if served.folder is None else str(served.folder)))
-
-    def _doubt(self) -> None:
-        self._matches = False
+        try:
+            return run(self._server.complete(bodies, None if served.folder is None else str(served.folder)))
+        except APIError:
+            self._matches = False  # it may be another server when it is asked again
+            raise
 
     def _current(self, policy: Any) -> _Served:
         """The served model that is the policy as it is now; a changed adapter is written, and replaces the last one."""

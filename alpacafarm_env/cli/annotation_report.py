@@ -133,7 +133,7 @@ def judge_pairs(pairs: Pairs, *, ledger: str | PathLike[str] | None, **options: 
                 raise PriceError(
                     f"{error} A --models file gives it: price_usd_per_million: [input, output] beside the model's name."
                 ) from None
-        usd = opened.do(sql.spending).result().total.usd
+        usd = float(opened.do(sql.spending).result()["usd"].sum())
         played = {member.name: roles[member.role].model for member in pool.annotators}
         return AnnotationReport(verdicts, judge.name, options["seed"], endpoint.host, played, opened.path, usd)
 

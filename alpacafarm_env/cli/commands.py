@@ -22,7 +22,6 @@ from .options import Count, Options, Port, Report, Seed
 
 MERGE: Final = "alpacafarm_env.agents.policy_agent:merge_folder"
 """The agents lie above the commands, so nothing of theirs is imported."""
-_COUNTS: Final = ("answered", "failed", "unknown", "running", "questions", "prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +77,15 @@ class ShowLedger(Options):
             raise LedgerError(f"There is no ledger at {path}. Name the --ledger of a run; the first run makes one.")
         with Ledger(path, replay=True) as opened:
             spending = opened.do(sql.spending).result()
-        total = spending.total
-        columns = ("host", "model", "annotator", *_COUNTS, "unpriced", "usd")
-        rows = [
-            {**dict(zip(columns, names, strict=False)), **vars(tally), "usd": f"{tally.usd:.4f}"}
-            for names, tally in [*spending.groups.items(), (("total", "", ""), total)]
-        ]
-        lines = [f"{path}", format_table(columns, rows, left=3)]
-        if reserved := total.unknown_usd + total.running_usd:
-            lines.append(f"Of the total, ${reserved:.4f} may not have been paid: the most of unknown and running.")
+        total, counts = spending.sum(), list(spending.columns.drop(["usd", "reserved_usd"]))
+        spending.loc[("total", "", ""), :] = total
+        table = spending.astype(dict.fromkeys(counts, int)).rename_axis(["host", "model", "annotator"]).reset_index()
+        table["usd"] = table["usd"].map("{:.4f}".format)
+        columns = ("host", "model", "annotator", *counts, "usd")
+        lines = [f"{path}", format_table(columns, table.to_dict("records"), left=3)]
+        if total.reserved_usd:
+            text = "may not have been paid: the most of unknown and running."
+            lines.append(f"Of the total, ${total.reserved_usd:.4f} {text}")
         return Report("\n".join(lines))
 
 

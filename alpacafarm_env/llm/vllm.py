@@ -7,18 +7,10 @@ Source: vLLM, schema as of 0.33: `vllm/entrypoints/openai/completion/protocol.py
 import asyncio
 import json
 import re
-import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from ..errors import (
-    APIError,
-    ContentRefusedError,
-    InvalidReplyError,
-    OutageError,
-    PermanentAPIError,
-)
+from ..errors import InvalidReplyError, OutageError, PermanentAPIError
 from .client import Client, ClientConfig
 from .endpoint import Endpoint
 from .requests import Request
@@ -26,10 +18,6 @@ from .transport import Sender
 
 OLDEST: Final = (0, 15)
 """The first version that replaces an adapter in place."""
-MOST_FRUITLESS: Final = 3
-"""Rounds of requests in a row without a single answer, from a server that is up, after which it is given up."""
-POLL_S: Final = 1.0
-"""Seconds between looks at a server that is away."""
 _NEEDS: Final = (
     "It needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and a --max-lora-rank that is large enough, and "
     "must see that folder under the same path"
@@ -44,41 +32,31 @@ class Choice(NamedTuple):
 
 
 class VLLMServer:
-    """Asks one vLLM server for completions, and waits for it while it is away.
+    """Asks one vLLM server for completions."""
 
-    Args:
-        restart_s: Seconds that a server which is away is waited for.
-        when_away: Called after the server was away: it may be another one now.
-    """
-
-    def __init__(
-        self, endpoint: Endpoint, limits: ClientConfig, *, restart_s: float, when_away: Callable[[], None]
-    ) -> None:
-        self.endpoint, self._limits, self._restart_s, self._when_away = endpoint, limits, restart_s, when_away
+    def __init__(self, endpoint: Endpoint, limits: ClientConfig) -> None:
+        self.endpoint, self._limits = endpoint, limits
 
     async def complete(self, bodies: Sequence[Mapping[str, Any]], adapter: str | None) -> list[Choice]:
-        """The answers to requests of one model (`body`); what has come is kept while the server is away.
+        """The answers to requests of one model (`body`).
 
         `adapter` is the folder of the LoRA adapter that the model's name stands for, which is loaded where the server
         does not have it; None for a model that must be there.
 
         Raises:
-            OutageError: The server is away for longer than `restart_s`.
+            OutageError, TransientAPIError: The server is away, or does not answer.
             PermanentAPIError: It is no vLLM, or too old; it has no such model, or refuses the adapter or a request.
-            TransientAPIError: It is there, but does not answer.
             InvalidReplyError: An answer is wrong or not whole, see `read_choice`.
         """
-        choices: list[Choice | None] = [None] * len(bodies)
-        failure, fruitless = None, 0
-        while missing := [row for row, choice in enumerate(choices) if choice is None]:
-            await self._ready(str(bodies[0]["model"]), adapter)
-            if failure is not None:
-                self._when_away()
-                if fruitless >= (2 if isinstance(failure, PermanentAPIError) else MOST_FRUITLESS):
-                    raise failure
-            failure = await self._round(bodies, missing, choices)
-            fruitless = fruitless + 1 if choices.count(None) == len(missing) else 0
-        return [choice for choice in choices if choice is not None]
+        sender = Sender(self.endpoint, timeout_s=self._limits.attempt_timeout_s)
+        try:
+            await self._prepare(sender, str(bodies[0]["model"]), adapter)
+        finally:
+            await sender.close()
+        async with Client(self.endpoint, config=self._limits) as client:
+            asks = (client.ask(Request(self.endpoint.base_url, "tokens", dict(sent))) for sent in bodies)
+            answers = await asyncio.gather(*asks)
+        return [read_choice(answer.raw, sent) for answer, sent in zip(answers, bodies, strict=True)]
 
     async def unload(self, name: str) -> None:
         """Takes an adapter off the server, if it is there."""
@@ -88,61 +66,22 @@ class VLLMServer:
         finally:
             await sender.close()
 
-    async def _round(
-        self, bodies: Sequence[Mapping[str, Any]], missing: Sequence[int], choices: list[Choice | None]
-    ) -> APIError | None:
-        """Asks for what is missing, once; one of the failures that another round may mend, None if there is none."""
-        async with Client(self.endpoint, config=self._limits) as client:
-            asks = (client.ask(Request(self.endpoint.base_url, "tokens", dict(bodies[row]))) for row in missing)
-            outcomes = await asyncio.gather(*asks, return_exceptions=True)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        for row, outcome in zip(missing, outcomes, strict=True):
-            if not isinstance(outcome, BaseException):
-                choices[row] = read_choice(outcome.raw, bodies[row])
-        for failure in failures:
-            if not isinstance(failure, APIError) or isinstance(failure, ContentRefusedError):
-                raise failure
-        return next((failure for failure in failures if isinstance(failure, APIError)), None)
-
-    async def _ready(self, model: str, adapter: str | None) -> None:
-        """Returns once the server is up and has the model."""
-        sender = Sender(self.endpoint, timeout_s=self._limits.attempt_timeout_s)
-        until, warned = time.monotonic() + self._restart_s, False
-        try:
-            while problem := await self._prepare(sender, model, adapter):
-                if time.monotonic() > until:
-                    raise OutageError(f"{self.endpoint.host} is away for restart_s={self._restart_s:g}: {problem}")
-                if not warned:
-                    warnings.warn(
-                        f"{self.endpoint.host} is away ({problem}); waiting for it, {self._restart_s:g} s at most "
-                        "(restart_s).",
-                        stacklevel=2,
-                    )
-                    warned = True
-                self._when_away()
-                await asyncio.sleep(POLL_S)
-        finally:
-            await sender.close()
-
-    async def _prepare(self, sender: Sender, model: str, adapter: str | None) -> str:
-        """Looks at version and models, and loads an adapter that is not there; why the server seems away, else ""."""
+    async def _prepare(self, sender: Sender, model: str, adapter: str | None) -> None:
+        """Looks at version and models, and loads an adapter that is not there."""
         host = self.endpoint.host
         status, said = await sender.call("/version")
         if status == 0 or status >= 500 or status == 429:
-            return f"status {status}: {said[:300]}"
+            raise OutageError(f"{host} is away (status {status}): {said[:300]}. A run goes on from its last checkpoint")
         check_version(host, status, said)
         status, said = await sender.call("/v1/models")
-        if status == 0:
-            return said[:300]
         if status == 200 and model in re.findall(r'"id":\s*"([^"]+)"', said):
-            return ""
+            return
         if adapter is None or status != 200:
             raise PermanentAPIError(f"{host} serves no model {model!r}. It said (status {status}): {said[:300]}")
         wanted = {"lora_name": model, "lora_path": adapter, "load_inplace": True}
         status, said = await sender.call("/v1/load_lora_adapter", wanted)
-        if status not in (0, 200):
+        if status != 200:
             raise PermanentAPIError(f"{host} did not load {adapter} (status {status}): {said[:500]}. {_NEEDS}")
-        return "" if status else said[:300]
 
 
 def check_version(host: str, status: int, said: str) -> None:

@@ -1,8 +1,6 @@
 """Rollouts by a server: the same tokens, nothing lost in a restart, and a clear error for whatever is not right."""
 
 import json
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,6 +38,7 @@ from alpacafarm_env.agents.quark import Quark
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.errors import (
     AlpacaFarmError,
+    APIError,
     InvalidReplyError,
     OutageError,
     PermanentAPIError,
@@ -54,7 +53,6 @@ ADAPTER = replace(LORA, init_lora_weights=False)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alpacafarm_env.llm.client.WAIT_INITIAL_S", 0.02)
-    monkeypatch.setattr("alpacafarm_env.llm.vllm.POLL_S", 0.02)
     for name in ("http_proxy", "https_proxy", "all_proxy", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -121,57 +119,38 @@ def test_a_model_that_is_not_trained_is_asked_by_its_name(server: VLLM) -> None:
 # Restarts --------------------------------------------------------------------------------------------------------
 
 
-def test_killed_and_restarted_in_the_middle_nothing_is_lost(server: VLLM) -> None:
-    uniforms = torch.rand(10, 8, generator=generator())
-    policy = served(server, max_concurrency=2)
-    straight = policy.generate(INSTRUCTIONS, generator=uniforms, num_samples=2)
-    begun = len(server.asked)
-    server.answered.clear()
-
-    def before(number: int) -> None:
-        if number == begun + 6:
-            server.kill()
-            threading.Timer(0.1, server.start).start()
-            raise ConnectionResetError
-
-    server.before = before
-    again = policy.generate(INSTRUCTIONS, generator=uniforms, num_samples=2)
-    assert again.texts == straight.texts
-    assert torch.equal(again.tokens, straight.tokens)
-    # What was under way when it died is asked again; what had come is not.
-    times = Counter(body["seed"] for body in server.answered)
-    assert len(times) == 10
-    assert sum(times.values()) <= 10 + 1
-    assert server.loaded == [server.loaded[0]] * 2
-
-
-def test_a_server_that_stays_away_is_an_error(server: VLLM) -> None:
-    policy = served(server, restart_s=0.1)
-    server.kill()
-    started = time.monotonic()
-    with pytest.raises(OutageError, match="restart_s"), pytest.warns(UserWarning, match="is away"):
-        policy.generate(INSTRUCTIONS, generator=generator())
-    assert time.monotonic() - started < 5
-    server.start()
-    assert len(policy.generate(INSTRUCTIONS, generator=generator())) == len(INSTRUCTIONS)
-
-
-def test_another_model_after_a_restart_is_noticed(server: VLLM, tmp_path: Path) -> None:
-    policy = served(server, max_concurrency=1)
-    policy.generate(INSTRUCTIONS, generator=generator())
+def killed_while_it_answers(server: VLLM, policy: LanguageModel, uniforms: torch.Tensor) -> None:
     begun = len(server.asked)
 
     def before(number: int) -> None:
         if number == begun + 2:
             server.kill()
-            server.folder = other_weights(policy, tmp_path)
-            server.start()
             raise ConnectionResetError
 
     server.before = before
-    policy.generate(INSTRUCTIONS, generator=generator())
+    with pytest.raises(APIError):
+        policy.generate(INSTRUCTIONS, generator=uniforms)
+    with pytest.raises(OutageError, match="away"):
+        policy.generate(INSTRUCTIONS, generator=uniforms)
+
+
+def test_after_a_restart_the_adapter_is_loaded_and_draws_are_the_same(server: VLLM) -> None:
+    policy, uniforms = served(server, max_concurrency=2), torch.rand(5, 8, generator=generator())
+    straight = policy.generate(INSTRUCTIONS, generator=uniforms)
+    killed_while_it_answers(server, policy, uniforms)
+    server.start()
+    assert torch.equal(policy.generate(INSTRUCTIONS, generator=uniforms).tokens, straight.tokens)
+    assert server.loaded == [server.loaded[0]] * 2
+
+
+def test_another_model_after_a_restart_is_noticed(server: VLLM, tmp_path: Path) -> None:
+    policy, uniforms = served(server, max_concurrency=1), torch.rand(5, 8, generator=generator())
+    policy.generate(INSTRUCTIONS, generator=uniforms)
+    killed_while_it_answers(server, policy, uniforms)
+    server.folder = other_weights(policy, tmp_path)
+    server.start()
     with pytest.raises(PolicyError):
-        policy.generate(INSTRUCTIONS, generator=generator())
+        policy.generate(INSTRUCTIONS, generator=uniforms)
 
 
 # Refusals --------------------------------------------------------------------------------------------------------

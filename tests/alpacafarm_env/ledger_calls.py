@@ -54,7 +54,7 @@ def claim(ledger, questions, owner=None):
 
 
 def total(ledger):
-    return ledger.do(sql.spending).result().total
+    return ledger.do(sql.spending).result().sum()
 
 
 def attempts(ledger):

@@ -148,7 +148,7 @@ def test_a_cancelled_attempt_is_unknown(ledger):
         run(main())
         assert time.monotonic() - start < 2
     assert [row[0] for row in rows(ledger)] == ["unknown"]
-    assert total(ledger).unknown_usd > 0
+    assert total(ledger).reserved_usd > 0
 
 
 def test_an_answer_is_kept_though_its_caller_is_cancelled(ledger, monkeypatch):

@@ -59,9 +59,12 @@ def test_spending_is_summed_by_state_and_group(ledger):
     succeed(ledger, begin(ledger, "3", reserve_usd=None).result(), "e", cost_usd=None).result()
     begin(ledger, "4").result()
     spending = ledger.do(sql.spending).result()
-    assert spending.total == sql.AttemptTotals(3, 2, 2, 1, 0.15, 0.02, 0.13, 0.1, 4, 20, 4, 1)
-    groups = {group: tally.attempts for group, tally in spending.groups.items()}
-    assert groups == {("h", "m", "l"): 4, ("h", "m", "other"): 4}
+    counts = {"answered": 3, "failed": 2, "unknown": 2, "running": 1, "prompt_tokens": 20, "completion_tokens": 4}
+    assert spending.sum().to_dict() == pytest.approx(
+        {**counts, "usd": 0.4, "reserved_usd": 0.23, "questions": 4, "unpriced": 1}
+    )
+    states = ["answered", "failed", "unknown", "running"]
+    assert spending[states].sum(axis=1).to_dict() == {("h", "m", "l"): 4, ("h", "m", "other"): 4}
     assert read_beside(ledger.path, "SELECT counted FROM totals") == [(400_000_000,)]
 
 

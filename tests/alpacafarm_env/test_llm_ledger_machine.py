@@ -198,7 +198,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def money_and_leases_are_the_models(self):
-        found = sql.spending(self.conns[0]).total
+        found = sql.spending(self.conns[0]).sum()
         states = [
             "unknown" if state == "running" and not self.alive(handle) else state
             for state, _, _, handle, _ in self.attempts.values()

@@ -14,9 +14,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from sqlite3 import Connection
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...errors import BudgetExceededError, LedgerError, PriceError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NANO = 10**9
 """Nanodollars in a dollar: a token of the cheapest model costs 50."""
@@ -49,46 +52,6 @@ class Claimed(NamedTuple):
 
     stored: dict[str, Stored]  # the answers of those that have one
     mine: list[str]  # those that this call is to ask about
-
-
-@dataclass(frozen=True)
-class AttemptTotals:
-    """Counts and dollars of a set of attempts; `*_usd` is what those in a state count, an unknown one its reserve.
-
-    Unknown attempts may have been billed, and their answer was lost. `questions` are those answered, tokens as far as
-    reported, and `unpriced` counts attempts, failed ones aside, that count nothing as the model has no price.
-    """
-
-    answered: int = 0
-    failed: int = 0
-    unknown: int = 0
-    running: int = 0
-    answered_usd: float = 0.0
-    failed_usd: float = 0.0
-    unknown_usd: float = 0.0
-    running_usd: float = 0.0
-    questions: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    unpriced: int = 0
-
-    @property
-    def attempts(self) -> int:
-        """All attempts."""
-        return self.answered + self.failed + self.unknown + self.running
-
-    @property
-    def usd(self) -> float:
-        """All that counts towards a budget, reserves included."""
-        return self.answered_usd + self.failed_usd + self.unknown_usd + self.running_usd
-
-
-@dataclass(frozen=True)
-class Spending:
-    """Requests and their cost: `total`, and `groups` by (host, model, label), sorted."""
-
-    total: AttemptTotals
-    groups: dict[tuple[str, str, str], AttemptTotals]
 
 
 def lookup(conn: Connection, question_keys: Sequence[str]) -> dict[str, Stored]:
@@ -217,21 +180,27 @@ def fail(
     _end(conn, attempt_id, state=state, cost=nanodollars(cost_usd), error=text, status=status)
 
 
-def spending(conn: Connection) -> Spending:
-    """Requests and their cost, from the attempts themselves; running attempts of dead owners count as unknown."""
-    only = [f"FILTER (WHERE seen = '{state}')" for state in ("answered", "failed", "unknown", "running")]
-    columns = [f"count(*) {each}" for each in only] + [f"total(counted) {each} / {NANO}" for each in only]
-    columns += [f"coalesce(sum(num_questions) {only[0]}, 0)"]
-    columns += [f"coalesce(sum({kind}_tokens), 0)" for kind in ("prompt", "completion")]
-    columns += ["sum(cost IS NULL AND reserve IS NULL AND state <> 'failed')"]
-    rows = conn.execute(
-        f"""SELECT host, model, label, {", ".join(columns)} FROM (
+def spending(conn: Connection) -> pd.DataFrame:
+    """Attempts and their cost by (host, model, label), sorted: the index. Sums of the columns are the whole ledger's.
+
+    "answered", "failed", "unknown" (its process or connection ended before the answer, which may have been billed) and
+    "running" count attempts; "usd" is all that counts towards a budget, of which "reserved_usd" is of unknown and
+    running ones; "questions" are those answered, tokens as far as reported, and "unpriced" counts attempts, failed ones
+    aside, that count nothing as the model has no price.
+    """
+    import pandas as pd
+
+    states = [f"sum(seen = '{state}') AS {state}" for state in ("answered", "failed", "unknown", "running")]
+    tokens = [f"coalesce(sum({kind}_tokens), 0) AS {kind}_tokens" for kind in ("prompt", "completion")]
+    query = f"""SELECT host, model, label, {", ".join(states)},
+            sum(iif(seen = 'answered', num_questions, 0)) AS questions, {", ".join(tokens)},
+            sum(cost IS NULL AND reserve IS NULL AND state <> 'failed') AS unpriced,
+            total(counted) / {NANO} AS usd,
+            total(iif(seen IN ('unknown', 'running'), counted, 0)) / {NANO} AS reserved_usd
+        FROM (
             SELECT *, iif(state = 'running' AND handle NOT IN ({_ALIVE}), 'unknown', state) AS seen FROM attempts
-        ) GROUP BY host, model, label ORDER BY host, model, label""",  # noqa: S608 -- our own query
-        {"now": time.monotonic()},
-    ).fetchall()
-    total = AttemptTotals(*map(sum, zip(*(row[3:] for row in rows), strict=True)))
-    return Spending(total, {row[:3]: AttemptTotals(*row[3:]) for row in rows})
+        ) GROUP BY host, model, label ORDER BY host, model, label"""  # noqa: S608 -- our own query
+    return pd.read_sql_query(query, conn, params={"now": time.monotonic()}, index_col=["host", "model", "label"])
 
 
 def heartbeat(conn: Connection, handle: str, lease_s: float) -> None:
