@@ -82,7 +82,8 @@ class ShowLedger(Options):
         table = spending.astype(dict.fromkeys(counts, int)).rename_axis(["host", "model", "annotator"]).reset_index()
         table["usd"] = table["usd"].map("{:.4f}".format)
         columns = ("host", "model", "annotator", *counts, "usd")
-        lines = [f"{path}", format_table(columns, table.to_dict("records"), left=3)]
+        rows: list[Any] = table.to_dict("records")
+        lines = [f"{path}", format_table(columns, rows, left=3)]
         if total.reserved_usd:
             text = "may not have been paid: the most of unknown and running."
             lines.append(f"Of the total, ${total.reserved_usd:.4f} {text}")
