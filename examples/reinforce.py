@@ -93,8 +93,8 @@ def main(options: Options) -> None:
 
     steps, proxy, gold, *errors = np.array(curve).T[:, None]  # [1, K] each, as of one seed
     panels = [
-        Panel("step", "surrogate's score", [Curve("proxy, trained on", steps, proxy)]),
-        Panel("step", "gold reward", [Curve("gold, never seen", steps, gold)]),
+        Panel("step", "surrogate's score", [Curve("proxy, trained on", steps[0], proxy)]),
+        Panel("step", "gold reward", [Curve("gold, never seen", steps[0], gold)]),
     ]
     largest = " and ".join(f"{error.max():.2f}" for error in errors)
     note = f"Sandbox, a simulation. n = {options.num_eval} instructions of val, temperature 0.7, one seed; "

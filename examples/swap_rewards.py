@@ -61,7 +61,7 @@ def main(options: Options) -> None:
 
     labels = {1: "surrogate's score (proxy)", 2: "gold reward"}
     panels = [
-        Panel("step", label, [Curve(name, columns[0], columns[measure]) for name, columns in curves.items()])
+        Panel("step", label, [Curve(name, columns[0][0], columns[measure]) for name, columns in curves.items()])
         for measure, label in labels.items()
     ]
     note = f"Sandbox, a simulation. n = {options.batch_size} responses a step, temperature 1; one seed, so no interval."

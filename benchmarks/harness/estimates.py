@@ -10,9 +10,9 @@ Resampling adds noise to ranks that already have it, so it leans towards lower a
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -26,34 +26,24 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Interval):
     """A mean over the seeds that have a value, with its 95 % t-interval."""
 
-    interval: Interval
     standard_error: float
     """Standard deviation (ddof 1) over sqrt(n); NaN for fewer than two seeds."""
 
     @classmethod
-    def of(cls, values: Array, bounds: tuple[float, float] = UNBOUNDED) -> Estimate:
+    def of(cls, values: Array | pd.Series[float], bounds: tuple[float, float] = UNBOUNDED) -> Self:
         """Of values [S], one a seed, NaN where a seed failed; for `bounds` see `statistics.interval`."""
-        finite = values[np.isfinite(values)]
+        finite = np.asarray(values, dtype=np.float64)
+        finite = finite[np.isfinite(finite)]
         if not len(finite):
-            return cls(Interval(math.nan, math.nan, math.nan, 0), math.nan)
+            return cls(math.nan, math.nan, math.nan, 0, math.nan)
         error = math.nan
         if len(finite) > 1:
             # The computed mean of equal values may be off by a rounding, which would give them a spread.
             error = float(finite.std(ddof=1) / math.sqrt(len(finite))) if np.ptp(finite) > 0 else 0.0
-        return cls(interval(finite, bounds=bounds), error)
-
-    @property
-    def mean(self) -> float:
-        """Mean over the seeds."""
-        return self.interval.mean
-
-    @property
-    def num(self) -> int:
-        """Seeds that have a value."""
-        return self.interval.num
+        return cls(**vars(interval(finite, bounds=bounds)), standard_error=error)
 
     @property
     def ratio(self) -> float:
@@ -63,33 +53,12 @@ class Estimate:
     @property
     def clear(self) -> bool:
         """Whether the 95 % t-interval leaves 0 out; never for fewer than two seeds."""
-        return self.interval.low > 0 or self.interval.high < 0
+        return self.low > 0 or self.high < 0
 
 
 def frame_of(rows: Sequence[Row] | pd.DataFrame) -> pd.DataFrame:
     """The rows of a table, None as NaN."""
     return pd.DataFrame(rows).replace({None: np.nan}).infer_objects()
-
-
-def pivot(frame: pd.DataFrame, index: str | Sequence[str], columns: str, values: str) -> pd.DataFrame:
-    """One row for each value of `index`, one column for each of `columns`, in the order of the frame.
-
-    pandas alone would fill in missing combinations: ValueError for those, and for one that stands there twice.
-    """
-    keys = [*([index] if isinstance(index, str) else index), columns]
-    counts = frame.groupby(keys, sort=False).size().unstack()
-    if len(frame) and (wrong := counts[counts.ne(1).any(axis=1)]).size:
-        raise ValueError(f"expected one row for each {', '.join(keys)}, got these numbers of rows:\n{wrong}")
-    table = frame.pivot(index=keys[:-1], columns=columns, values=values)
-    return table.reindex(index=counts.index, columns=frame[columns].unique())
-
-
-def estimates(
-    frame: pd.DataFrame, by: Sequence[str], measure: str, bounds: tuple[float, float] = UNBOUNDED
-) -> dict[tuple[Hashable, ...], Estimate]:
-    """`Estimate.of` a measure over the rows (one a seed) of each group."""
-    groups = frame.groupby(list(by), sort=False, dropna=False)[measure]
-    return {key: Estimate.of(group.to_numpy(dtype=np.float64), bounds) for key, group in groups}
 
 
 def other_peaks(values: Array) -> NDArray[np.int64]:
@@ -141,142 +110,85 @@ TAILS = (2.5, 97.5)
 """Percentiles at the ends of a 95 % interval."""
 
 
-@dataclass(frozen=True)
-class Coefficient:
-    """A rank correlation with its 95 % interval; NaN bounds where nothing was resampled."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-
-def sampled_methods(value: float, num: int) -> Coefficient:
-    """Spearman's rank correlation of `num` methods as a sample of methods like them, with its 95 % interval.
+def sampled_methods(rho: Interval) -> Interval:
+    """Spearman's rank correlation of `num` methods, with its 95 % interval for a sample of methods like them.
 
     Source: Bonett and Wright 2000, Sample size requirements for estimating Pearson, Kendall and Spearman correlations.
     """
-    if num < 4 or abs(value) >= 1:
-        return Coefficient(value)
-    half = 1.96 * math.sqrt((1 + value**2 / 2) / (num - 3))
-    return Coefficient(value, *(math.tanh(math.atanh(value) + end) for end in (-half, half)))
+    if rho.num < 4 or abs(rho.mean) >= 1:
+        return Interval(rho.mean, math.nan, math.nan, rho.num)
+    half = 1.96 * math.sqrt((1 + rho.mean**2 / 2) / (rho.num - 3))
+    return Interval(rho.mean, *(math.tanh(math.atanh(rho.mean) + end) for end in (-half, half)), rho.num)
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Rank correlations of two rankings of the same methods; Kendall's is tau-b, which takes ties into account."""
+def resampled(credits: Mapping[str, Sequence[Array]], *, seed: int, num: int = RESAMPLES) -> dict[str, Array]:
+    """Win rates [num] of each method in every resample, in percent.
 
-    spearman: Coefficient
-    kendall: Coefficient
-    methods: tuple[str, ...]
+    Two calls with one seed draw the same instructions, and the same seeds of a method that has as many in both.
 
-    @classmethod
-    def read(cls, stored: Mapping[str, Any] | None) -> Self | None:
-        """From its fields as JSON has them; None for none."""
-        if stored is None:
-            return None
-        spearman, kendall = (Coefficient(**stored[name]) for name in ("spearman", "kendall"))
-        return cls(spearman, kendall, tuple(stored["methods"]))
-
-
-@dataclass(frozen=True)
-class Bootstrap:
-    """Win rates of methods in every resample. `win_rates`: name -> [R], in percent."""
-
-    win_rates: Mapping[str, Array]
-
-    @classmethod
-    def of(cls, credits: Mapping[str, Sequence[Array]], *, seed: int, num: int = RESAMPLES) -> Bootstrap:
-        """Resamples the credits of each method: a sequence of [B], one a finished seed, NaN = no verdict.
-
-        Two calls with one seed draw the same instructions, and the same seeds of a method that has as many in both.
-        """
-        if not credits:
-            return cls({})
-        size = len(next(iter(credits.values()))[0])
+    Args:
+        credits: Of each method, a sequence of [B], one a finished seed; NaN = no verdict.
+        seed: Keys the draws.
+        num: How many resamples are drawn.
+    """
+    rates: dict[str, Array] = {}
+    for name, seeds in credits.items():
+        table = np.stack(seeds, axis=1)
+        size, judged = len(table), ~np.isnan(table)
         drawn = keyed_rng(seed, "method ranking", "instructions").integers(0, size, (num, size))
         # How often each instruction was drawn: with resamples as rows of weights, all means are one matrix product.
         places = (drawn + size * np.arange(num)[:, None]).ravel()
         counts = np.bincount(places, minlength=num * size).reshape(num, size).astype(np.float64)
-        rates = {}
-        for name, seeds in credits.items():
-            table = np.stack(seeds, axis=1)
-            judged = ~np.isnan(table)
-            with np.errstate(invalid="ignore"):
-                means = (counts @ np.where(judged, table, 0)) / (counts @ judged.astype(np.float64))
-            chosen = keyed_rng(seed, "method ranking", "seeds", name).integers(0, len(seeds), (num, len(seeds)))
-            rates[name] = 100 * np.take_along_axis(means, chosen, axis=1).mean(axis=1)
-        return cls(rates)
+        with np.errstate(invalid="ignore"):
+            means = (counts @ np.where(judged, table, 0)) / (counts @ judged.astype(np.float64))
+        chosen = keyed_rng(seed, "method ranking", "seeds", name).integers(0, len(seeds), (num, len(seeds)))
+        rates[name] = 100 * np.take_along_axis(means, chosen, axis=1).mean(axis=1)
+    return rates
 
 
-def agreement(one: Mapping[str, float], two: Mapping[str, float], *bootstraps: Bootstrap) -> Agreement | None:
-    """Agreement of two win rates by method, over the methods that have both; None for fewer than `FEWEST`.
+def agreement(
+    one: Mapping[str, float], two: Mapping[str, float], *resamples: Mapping[str, Array]
+) -> dict[str, Interval] | None:
+    """Spearman's and Kendall's rank correlation of two win rates, over the methods that have both; None for too few.
 
-    `bootstraps` are the resamples of `one`, and of `two` if it has any: without a second, `two` is taken as exact (such
-    as published numbers), and without any there is no interval.
+    `resamples` are those of `one`, and of `two` if it has any: without a second, `two` is taken as exact (such as
+    published numbers), and without any there is no interval. `num` counts the methods: `FEWEST` or more.
     """
-    names = tuple(name for name in one if name in two)
+    names = [name for name in one if name in two]
     if len(names) < FEWEST:
         return None
-    x, y = (np.array([values[name] for name in names], dtype=np.float64) for values in (one, two))
-    rho, tau = correlation("spearman", x, y), correlation("kendall", x, y)
-    if not bootstraps:
-        return Agreement(Coefficient(rho), Coefficient(tau), names)
-    num = len(next(iter(bootstraps[0].win_rates.values())))
-    columns = [np.stack([bootstrap.win_rates[name] for name in names], axis=1) for bootstrap in bootstraps]
-    xs, ys = columns if len(columns) == 2 else (columns[0], np.broadcast_to(y, (num, len(names))))
-    bounds = [percentiles(values) for values in (spearman_rows(xs, ys), kendall_rows(xs, ys))]
-    return Agreement(Coefficient(rho, *bounds[0]), Coefficient(tau, *bounds[1]), names)
+    exact = [np.array([[values[name] for name in names]], dtype=np.float64) for values in (one, two)]
+    drawn = [np.stack([rates[name] for name in names], axis=1) for rates in resamples]
+    ends = {figure: [math.nan, math.nan] for figure in ("spearman", "kendall")}
+    if drawn:
+        x, y = drawn if len(drawn) == 2 else (drawn[0], np.broadcast_to(exact[1], drawn[0].shape))
+        ends = {figure: percentiles(correlations(figure, x, y)) for figure in ends}
+    return {figure: Interval(float(correlations(figure, *exact)[0]), *ends[figure], len(names)) for figure in ends}
+
+
+def correlations(figure: str, x: Array, y: Array) -> Array:
+    """A correlation of each row of x and y, both [R, M]; [R], NaN where a row is constant.
+
+    It is "spearman", "kendall" (tau-b, which takes ties into account) or, for "r2", Pearson's r with its sign.
+    """
+    from scipy.stats import rankdata
+
+    # The mean of a constant row is rounded: what is left of the row would correlate with anything.
+    varied = (np.ptp(x, axis=1) > 0) & (np.ptp(y, axis=1) > 0)
+    rows = np.full(len(x), np.nan)
+    one, two = (rankdata(each, axis=1) if figure == "spearman" else each for each in (x[varied], y[varied]))
+    method: Literal["kendall", "pearson"] = "kendall" if figure == "kendall" else "pearson"
+    rows[varied] = pd.DataFrame(one).corrwith(pd.DataFrame(two), axis=1, method=method)
+    return rows
 
 
 def correlation(figure: str, x: Array, y: Array) -> float:
-    """Correlation "r2", "spearman" or "kendall" (tau-b) of x and y [M]; NaN where one of them is constant."""
-    from scipy import stats
-
-    if np.ptp(x) == 0 or np.ptp(y) == 0:  # scipy would warn
-        return math.nan
-    if figure == "r2":
-        return float(stats.pearsonr(x, y).statistic) ** 2
-    if figure == "spearman":
-        return float(stats.spearmanr(x, y).statistic)
-    return float(stats.kendalltau(x, y, variant="b").statistic)
-
-
-def pearson_rows(x: Array, y: Array) -> Array:
-    """Pearson's correlation of each row of x and y, both [R, M]; [R], NaN where a row is constant."""
-    # A constant row minus its rounded mean would be rounding errors, which correlate with anything.
-    one, two = (
-        np.where(np.ptp(values, axis=1, keepdims=True) > 0, values - values.mean(axis=1, keepdims=True), 0)
-        for values in (x, y)
-    )
-    return _cosine(one, two)
-
-
-def spearman_rows(x: Array, y: Array) -> Array:
-    """Spearman's rank correlation of each row of x and y, both [R, M]; [R], NaN where a row is constant."""
-    from scipy.stats import rankdata
-
-    one, two = (np.asarray(rankdata(values, axis=1), dtype=np.float64) for values in (x, y))
-    return pearson_rows(one, two)
-
-
-def kendall_rows(x: Array, y: Array) -> Array:
-    """Kendall's tau-b of each row of x and y, both [R, M]; [R], NaN where a row is constant."""
-    first, second = np.triu_indices(x.shape[1], 1)
-    one, two = (np.sign(values[:, first] - values[:, second]) for values in (x, y))
-    return _cosine(one, two)
+    """A correlation of x and y [M], "r2" as r^2; NaN where one of them is constant."""
+    value = float(correlations(figure, x[None], y[None])[0])
+    return value**2 if figure == "r2" else value
 
 
 def percentiles(values: Array, at: Sequence[float] = TAILS) -> list[float]:
     """Percentiles, NaN left out: of the ends of the middle 95 %, or others in [0, 100]; NaN where nothing is left."""
     finite = values[~np.isnan(values)]
-    if not len(finite):
-        return [math.nan] * len(at)
-    return [float(value) for value in np.percentile(finite, at)]
-
-
-def _cosine(one: Array, two: Array) -> Array:
-    """Cosine of the angle between rows; NaN where a row is zero."""
-    squares = (one**2).sum(axis=1) * (two**2).sum(axis=1)
-    cosines = np.full(len(one), np.nan)
-    np.divide((one * two).sum(axis=1), np.sqrt(squares), out=cosines, where=squares > 0)
-    return cosines
+    return [float(value) for value in np.percentile(finite, at)] if len(finite) else [math.nan] * len(at)

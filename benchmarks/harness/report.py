@@ -8,14 +8,14 @@ import html
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from ...statistics import Interval
-from .estimates import Coefficient
 
 SIMULATION = (
     "Sandbox: a simulation. Instructions, judges, human raters and gold are programs; nothing here is evidence about "
@@ -41,11 +41,6 @@ def interval_text(value: Interval, unit: str) -> str:
     return mean if math.isnan(value.low) else f"{mean} [{number(value.low, unit)}, {number(value.high, unit)}]"
 
 
-def coefficient_text(value: Coefficient) -> str:
-    """For instance "0.95 [0.90, 0.98]"; the value alone without an interval."""
-    return interval_text(Interval(value.value, value.low, value.high, 1), "")
-
-
 def seeds_text(numbers: Iterable[int]) -> str:
     """For instance "3 to 5 seeds"."""
     counts = sorted(set(numbers))
@@ -61,22 +56,8 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {"number": number, "signed": signed, "interval": interval_text, "coefficient": coefficient_text}
+_TEMPLATES.filters |= {"number": number, "signed": signed, "interval": interval_text}
 _TEMPLATES.globals["SIMULATION"] = SIMULATION
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a claim holds, and the numbers that its sentence shows. The sentence is a line of the study's template.
-
-    Attributes:
-        id: Names the claim: "clean_labels_suffice".
-        holds: None where what was measured does not decide it.
-    """
-
-    id: str
-    holds: bool | None
-    numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,6 +122,12 @@ class Table:
     caption: str = ""
     title: str = ""
     """The heading, where the table's name on its page is not enough."""
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame | Sequence[Mapping[str, object]], caption: str = "", title: str = "") -> Self:
+        """The rows, a column for each name that they have."""
+        frame = pd.DataFrame(rows).astype(str)
+        return cls(tuple(map(str, frame)), frame.to_numpy().tolist(), caption, title)
 
     def __post_init__(self) -> None:
         for index, row in enumerate(self.rows):

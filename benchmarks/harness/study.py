@@ -13,7 +13,7 @@ import json
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,9 @@ import tyro
 
 from ... import __version__
 from ...arguments import environment_number
-from ...cli.options import RUN_FILE, Options
+from ...cli.options import RUN_FILE, Count, Options, parse
 from ...data.files import write_atomic
-from ...errors import AlpacaFarmError, CheckpointError, WorldError
+from ...errors import AlpacaFarmError, CheckpointError, UnknownNameError, WorldError
 from ...folders import Content
 from . import stored
 from .sources import Sources
@@ -43,15 +43,19 @@ PACKAGES = ("gymnasium", "numpy", "scipy", "matplotlib", "torch", "transformers"
 class StudyOptions(Options):
     """Options of every benchmark command; a command adds its own by inheriting. Read by tyro: docstrings are --help."""
 
+    name: ClassVar[str] = ""
+    """The study's module, under alpacafarm_env.benchmarks."""
     repeats: ClassVar[bool] = True
     """Whether seeds make a difference."""
+    no_data: ClassVar[str] = ""
+    """Why --data cannot be given."""
 
     out: Path | None = None
     """Folder for table.csv, manifest.json, figures and report.html. Default: results/<command>, with --quick
     results/<command>-quick."""
     quick: bool = False
     """A smaller study of the same shape, to see that everything works."""
-    seeds: int = 5
+    seeds: Count = 5
     """Number of independent repetitions: seeds 0 .. N-1."""
     data: str | None = None
     """Data folder (or dataset name) to use instead of the command's own."""
@@ -63,13 +67,19 @@ class StudyOptions(Options):
         super().__post_init__()
         if self.ray is not None and len(self.ray) > 1:
             raise ValueError(f"--ray: expected one address or none, got {' '.join(self.ray)}")
-        if self.seeds < 1:
-            raise ValueError(f"--seeds: expected 1 or more, got {self.seeds!r}")
+        if self.no_data and self.data not in (None, "sandbox"):
+            raise ValueError(f"--data: expected none, got {self.data!r}: {self.no_data}")
         if not self.repeats and self.seeds != 1:
             raise ValueError(
                 f"--seeds: expected 1, got {self.seeds!r}: whatever is drawn here is always the same, so a repetition "
                 "would say the same again."
             )
+
+    @classmethod
+    def parse(cls, args: Sequence[str] | None = None) -> Self:
+        """Options from the command line; --quick changes what is not given. Its module's docstring is the help."""
+        prog = f"python -m alpacafarm_env.benchmarks.{cls.name}"
+        return parse(cls, args, prog=prog, description=sys.modules[cls.__module__].__doc__)
 
     def folder(self, name: str) -> Path:
         """The output folder: `out`, or results/<name>; a quick study has a folder of its own, results/<name>-quick."""
@@ -281,6 +291,23 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
     except KeyboardInterrupt:
         print("interrupted: what is stored is kept, the same command continues from there.", file=sys.stderr)
         return 130
+
+
+def named_once(
+    option: str, given: Iterable[str], find: Callable[[str], Any], ours: Mapping[str, Any]
+) -> dict[str, str]:
+    """Name -> how it was given, of what `find` finds; `ours` are those that names belong to.
+
+    Raises:
+        UnknownNameError: Two have one name, or one of a user's own has the name of one of ours.
+    """
+    specs: dict[str, str] = {}
+    for text in given:
+        made = find(text)
+        spec = text if ":" in text else made.name
+        if specs.setdefault(made.name, spec) != spec or ours.get(made.name, made) is not made:
+            raise UnknownNameError(f"{option} {text}: expected a name of its own, got {made.name!r}, which is taken.")
+    return specs
 
 
 def versions() -> dict[str, str]:

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from ... import agents, sandbox
-from ...cli.options import Count, parse
-from ...errors import CheckpointError, UnknownNameError
+from ...cli.options import Count
 from ...sandbox.dataset import SIZES
 from ..experiment.engine import COLUMNS, Experiment, cell_of, read_evaluation
 from ..experiment.engine import run as run_experiment
@@ -32,12 +32,10 @@ from ..harness.page import publish
 from ..harness.report import Provenance
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
-from ..harness.stored import cell_file
-from ..harness.study import Row, Study, StudyOptions, run_command
+from ..harness.study import Row, Study, StudyOptions, named_once, run_command
 from ..methods.job import FEEDBACK_OF, FEEDBACKS, Feedback, Job, Labellers
 from ..methods.methods import BY_NAME, METHODS, REWARD_MODELING, Method, find_method
-from .page import page
-from .summary import BASELINE, JUDGED_BY, Credits, Summary
+from .page import BASELINE, JUDGED_BY, Summary, agreements_of, page
 
 NAME = "method_ranking"
 
@@ -46,61 +44,39 @@ NAME = "method_ranking"
 class MethodRankingOptions(StudyOptions):
     """Options of the ranking."""
 
+    name: ClassVar[str] = NAME
+    no_data: ClassVar[str] = (
+        "the ranking needs the sandbox's judges and demonstrations. On your own data train one method at a time: "
+        "python -m alpacafarm_env.benchmarks.train"
+    )
     quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 1, "num_eval": 201}
 
-    seeds: int = 3
+    seeds: Count = 3
     """Number of independent runs of each method: seeds 0 .. N-1, of training and of the annotators' labels."""
     methods: tuple[str, ...] = ()
     """Which methods, by name or as module:attribute of a Method of your own; SFT joins them. Default: all."""
-    feedback: tuple[Labellers, ...] = ("ann", "human")
+    feedback: Annotated[tuple[Labellers, ...], Field(min_length=1)] = ("ann", "human")
     """Whose labels to train on: the noisy pool of annotators', the human raters', or each in turn."""
-    num_eval: Count = 805
+    num_eval: Annotated[int, Field(ge=1, le=SIZES["eval"])] = 805
     """Instructions of eval that every method answers."""
     processes: Count = 2
     """Cells at a time, each in a process with one torch thread."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "num_eval", min(self.num_eval, SIZES["eval"]))  # those that there are
-        if self.data not in (None, "sandbox"):
-            raise ValueError(
-                f"--data: expected none, since the ranking needs the sandbox's judges and demonstrations, got "
-                f"{self.data!r}. On your own data train one method at a time: python -m alpacafarm_env.benchmarks.train"
-            )
-        if not self.feedback or len(set(self.feedback)) != len(self.feedback):
-            raise ValueError(f"--feedback: expected ann, human or both, got {self.feedback!r}")
-
     @property
     def feedbacks(self) -> tuple[Feedback, ...]:
-        """The same as tables call it."""
-        return tuple(FEEDBACK_OF[each] for each in self.feedback)
+        """The feedback as tables call it."""
+        return tuple(FEEDBACK_OF[each] for each in dict.fromkeys(self.feedback))
 
     @property
     def specs(self) -> dict[str, str]:
-        """Name of each chosen method, SFT among them -> how it was asked for.
-
-        Raises:
-            UnknownNameError: Two methods have one name, or a method of one's own has the name of one of ours.
-        """
-        specs: dict[str, str] = {}
-        for given in [*(self.methods or [method.name for method in METHODS]), BASELINE]:
-            method = find_method(given)
-            spec, name = given if ":" in given else method.name, method.name
-            taken = specs.setdefault(name, spec) != spec or BY_NAME.get(name, method) is not method
-            if taken or name == REWARD_MODELING:
-                raise UnknownNameError(f"--methods {given}: expected a name of its own, got {name!r}, which is taken.")
-        return specs
+        """Name of each chosen method, SFT among them -> how it was given."""
+        given = [*(self.methods or [method.name for method in METHODS]), BASELINE]
+        return named_once("--methods", given, find_method, BY_NAME | {REWARD_MODELING: None})  # which gives no answers
 
     @property
     def chosen(self) -> tuple[Method, ...]:
         """The methods of `specs`."""
         return tuple(find_method(spec) for spec in self.specs.values())
-
-    @classmethod
-    def parse(cls, args: Sequence[str] | None = None) -> Self:
-        """Options from the command line; --quick changes what is not given."""
-        prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-        return parse(cls, args, prog=prog, description=__doc__)
 
 
 def run(options: MethodRankingOptions) -> int:
@@ -109,7 +85,7 @@ def run(options: MethodRankingOptions) -> int:
     config = {"quick": options.quick, "num_eval": options.num_eval, "presets": presets()}
     with options.study(NAME, config, sources=sandbox_sources()) as study:
         reward_plans, plans = make_plans(options)
-        at_a_time = min(options.processes, len(plans))
+        at_a_time = options.processes
         shape = f"{len(options.specs)} methods, seeds: {options.seeds}, {len(plans)} cells, at a time: {at_a_time}"
         print(f"{NAME} into {study.out}: {shape}", file=sys.stderr)
         if reward_plans:
@@ -171,28 +147,6 @@ def feedbacks_of(plan: Experiment) -> tuple[str, ...]:
     return FEEDBACKS if plan.method.needs == "nothing" else (plan.feedback,)
 
 
-def read_credits(plans: Sequence[Experiment], rows: Sequence[Row]) -> Credits:
-    """The judges' verdicts on each answer of finished cells.
-
-    Raises:
-        CheckpointError: They are gone or damaged, or are not those of the rows.
-    """
-    credits, by_cell = {}, {(row["method"], row["feedback"], row["seed"]): row for row in rows}
-    for plan in plans:
-        content, num = read_evaluation(plan)["splits"]["eval"], dict(plan.splits)["eval"]
-        for feedback in feedbacks_of(plan):
-            key = plan.method.name, feedback, plan.seed
-            for measure in JUDGED_BY.values():
-                verdicts, expected = np.array(content[measure], dtype=np.float64), by_cell[key][measure]
-                if len(verdicts) != num or abs(100 * np.nanmean(verdicts) - expected) > 0.01:
-                    raise CheckpointError(
-                        f"{plan.evaluation_file()}: expected {num} verdicts of mean {measure} = {expected}, got "
-                        f"others. Put it back, or remove {cell_file(plan.out, plan.cell)} to run the cell again."
-                    )
-            credits[key] = content
-    return credits
-
-
 def store_results(study: Study, options: MethodRankingOptions, plans: Sequence[Experiment], rows: list[Row]) -> None:
     """table.csv, and in the manifest what the page needs besides; `plans` are the finished ones."""
     order = {method.name: place for place, method in enumerate(options.chosen)}
@@ -202,6 +156,12 @@ def store_results(study: Study, options: MethodRankingOptions, plans: Sequence[E
     ]
     rows.sort(key=lambda row: (order[row["method"]], row["feedback"] != "simulated", row["seed"]))
     study.write_table(rows, COLUMNS)
+    credits: dict[str, dict[str, list[Any]]] = {feedback: {} for feedback in FEEDBACKS}
+    for plan in plans:
+        verdicts = read_evaluation(plan)["splits"]["eval"]
+        for feedback in feedbacks_of(plan):
+            of_seed = np.array(verdicts[JUDGED_BY[feedback]], dtype=np.float64)
+            credits[feedback].setdefault(plan.method.name, []).append(of_seed)
     where = Provenance(
         level="sandbox",
         dataset="sandbox",
@@ -213,10 +173,12 @@ def store_results(study: Study, options: MethodRankingOptions, plans: Sequence[E
         temperature=0.7,
         temperature_note=", best-of-n 1" if any(name.startswith("best_of") for name in order) else "",
     )
-    planned: dict[str, Any] = {"feedbacks": options.feedbacks, "num_seeds": options.seeds}
-    summary = Summary(frame_of(rows), read_credits(plans, rows), options.chosen, **planned)
+    agreements = agreements_of(Summary(frame_of(rows), options.chosen, options.feedbacks), credits)
+    stored = {
+        name: each and {figure: vars(value) for figure, value in each.items()} for name, each in agreements.items()
+    }
     specs = list(options.specs.values())
-    study.note(provenance=vars(where), methods=specs, feedback=options.feedbacks, agreements=summary.agreements)
+    study.note(provenance=vars(where), methods=specs, feedback=options.feedbacks, agreements=stored)
     study.note(level=where.level, judges=where.judges(), reference=where.reference)
 
 

@@ -142,7 +142,7 @@ def _resampled(side: Any, name: str, seed: int, resamples: int) -> tuple[Array, 
         normal = keyed_rng(0, "published tables", name).standard_normal((resamples, len(rates)))
         return rates, rates + errors * normal, 0
     lists = {generator: [*seeds.values()] for generator, seeds in side.items()}
-    drawn = estimates.Bootstrap.of(lists, seed=seed, num=resamples).win_rates
+    drawn = estimates.resampled(lists, seed=seed, num=resamples)
     means = np.stack([over_seeds(seeds) for seeds in side.values()])
     return np.nanmean(means, axis=1), np.stack([drawn[generator] for generator in side], axis=1), means.shape[1]
 
@@ -154,10 +154,9 @@ def bounds_of(figure: str, x: Array, y: Array, resampled: Sequence[Array]) -> Se
     to win rates that have it already.
     """
     if figure != "r2":
-        rows = estimates.spearman_rows if figure == "spearman" else estimates.kendall_rows
-        return estimates.percentiles(rows(*resampled))
-    drawn = estimates.percentiles(estimates.pearson_rows(*resampled), TAILS)
-    ends = np.array([*drawn, *estimates.pearson_rows(x[None], y[None])])
+        return estimates.percentiles(estimates.correlations(figure, *resampled))
+    drawn = estimates.percentiles(estimates.correlations(figure, *resampled), TAILS)
+    ends = np.array([*drawn, *estimates.correlations(figure, x[None], y[None])])
     low, middle, high, measured = np.arctanh(np.clip(ends, -1 + 1e-9, 1 - 1e-9)).tolist()  # clipped to stay finite
     shift = measured - middle
     near, far = sorted(np.tanh([low + shift, high + shift]).tolist(), key=abs)

@@ -8,8 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
-from ...statistics import Interval
-from ..harness.estimates import Estimate
 from ..harness.plots import COLORS, place_labels, titled
 from ..harness.report import Table, seeds_text, sentences
 from .analysis import ALL, BANDS, POWER, SAME, SET_SIZE, SETS, UPSTREAM, WANTED
@@ -156,13 +154,9 @@ def draw_live(rows: pd.DataFrame, note: str) -> Drawing:
         axis.set_title(f"{judge_name(judge)}: {', '.join(words)}", fontsize=10, loc="left")
     titled(figure, "Win rates on held-out instructions against those on the evaluation set", note)
     for axis, (_, own) in zip(axes, judges, strict=True):
-        points = own.assign(point=own.apply(_estimate, axis=1)).pivot(index="subject", columns="other", values="point")
-        place_labels(figure, axis, {str(name): (x, y) for name, x, y in points[[EVAL, LIVE]].itertuples()})
+        points = own.pivot(index="subject", columns="other", values="value").dropna(subset=[EVAL, LIVE])
+        place_labels(axis, {str(name): (x, y) for name, x, y in points[[EVAL, LIVE]].itertuples()})
     return figure
-
-
-def _estimate(row: Any) -> Estimate:
-    return Estimate(Interval(row.value, math.nan, math.nan, 0), row.standard_error)
 
 
 def draw_pairs(rows: pd.DataFrame) -> Drawing:

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from ... import agents
-from ...cli.options import Count, Positive, parse
+from ...cli.options import Count, Positive
 from ...errors import DataError
 from ...folders import check_model, hash_model
 from ..experiment.engine import Experiment, Sampling
@@ -31,7 +31,7 @@ from ..harness.sources import Sources, data_content
 from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
 from ..methods.job import ModelOptions
 from ..methods.presets import choose_preset
-from .page import COLUMNS, page, samples, stored_curves, unscored
+from .page import COLUMNS, choose, curves_of, page, samples, unscored
 
 NAME = "win_rate_curve"
 SPLITS = ("val", "eval")
@@ -43,9 +43,10 @@ DECIDING = ("steps", "evaluate_every", "temperature", "preset", "max_prompt_toke
 class WinRateCurveOptions(ModelOptions, StudyOptions):
     """Options of the win-rate curve. With --quick the defaults of seeds, steps and sizes are smaller."""
 
+    name: ClassVar[str] = NAME
     quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 2, "steps": 10, "num_val": 200, "num_eval": 402}
 
-    seeds: int = 4
+    seeds: Count = 4
     """Number of independent runs: seeds 0 .. N-1."""
     max_prompt_tokens: Count | None = None
     """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the policy
@@ -67,12 +68,6 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
         super().__post_init__()
         if self.template and self.policy == self.reward_model == "sandbox":
             raise ValueError("--template: expected --policy or --reward-model with it; the sandbox's have theirs")
-
-    @classmethod
-    def parse(cls, args: Sequence[str] | None = None) -> Self:
-        """Options from the command line; --quick changes what is not given."""
-        prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-        return parse(cls, args, prog=prog, description=__doc__)
 
 
 def make_plans(options: WinRateCurveOptions) -> list[Experiment]:
@@ -168,8 +163,9 @@ def write_results(study: Study, plans: Sequence[Experiment], rows: Sequence[Row]
     columns = COLUMNS if plans[0].judge is None else (*COLUMNS, "win_rate")
     study.write_table(by_split["eval"], columns)
     write_csv(study.out / "val.csv", by_split["val"], columns)
-    steps = stored_curves(study.out)[2].steps
-    write_csv(study.out / "samples.csv", samples(plans[0], steps[plans[0].seed]))
+    steps = choose(curves_of(by_split["val"])).steps
+    shown: Any = samples(plans[0], steps[plans[0].seed]).to_dict("records")
+    write_csv(study.out / "samples.csv", shown)
     where = provenance(plans)
     study.note(
         provenance=vars(where),

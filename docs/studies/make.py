@@ -49,7 +49,7 @@ PAGES = {
     "method_ranking": ("method_ranking.page", "table.csv"),
     "overoptimization": ("overoptimization.page", "table.csv", "reward_models.csv"),
     "protocol": ("protocol.__main__", "table.csv"),
-    "reward_model_accuracy": ("reward_model_accuracy.command", "table.csv"),
+    "reward_model_accuracy": ("reward_model_accuracy", "table.csv"),
     "win_rate_curve": ("win_rate_curve.page", "table.csv", "val.csv"),
 }
 """Study -> the module of its function `page`, within alpacafarm_env.benchmarks, and the tables that this reads."""
