@@ -8,21 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from ...statistics import Interval
+from ...statistics import PERCENT, UNBOUNDED, Interval
 from ..experiment.evaluation import WIN_RATES
-from ..harness.estimates import Estimate, drop, frame_of, holm, other_peaks, pivot
+from ..harness.estimates import Estimate, drop, frame_of, holm, other_peaks
 from ..harness.plots import band
 from ..harness.study import Row
-from .treatments import Treatment
+from .treatments import BY_NAME
 
-MEASURES = ("kl_exact", "proxy", "gold", "win_rate_simulated", "win_rate_human", "length", "disagreement")
-COLUMNS = ("treatment", "method", "seed", "step", "n", *MEASURES)
+MEASURES: Final = ("kl_exact", "proxy", "gold", "win_rate_simulated", "win_rate_human", "length", "disagreement")
+"""In nats a response, reward-model units, gold units, percent, characters, and standard deviation over members."""
+COLUMNS: Final = ("treatment", "method", "seed", "step", "n", *MEASURES)
 """Columns of table.csv: one row an evaluation of a treatment, method and seed."""
 METHOD_WORDS: Final = {
     "ppo": "PPO",
@@ -31,15 +32,20 @@ METHOD_WORDS: Final = {
     "dpo": "DPO",
     "best_of_n": "best-of-n",
 }
-FEWEST_POINTS = 3  # after the start: fewer are fitted by any two parameters
+CLEAN: Final = "none"
+NOISY: Final = "ann"
+"""p_sim^ann (25 % flips)."""
+FLIPS: Final = (CLEAN, "flip_175", NOISY, "flip_35")
+"""Treatments that differ in the share of flipped labels only."""
+FITTED: Final = ("best_of_n", "ppo")
+"""Methods whose curves are fitted."""
+FEWEST_POINTS: Final = 3  # after the start: fewer are fitted by any two parameters
+NUM_DISTANCES: Final = 201
+FEWEST: Final = 3
+"""Seeds that ranges are judged by. Along a whole curve two are somewhere alike by chance, however far apart."""
 
 Array = NDArray[np.float64]
 Key = tuple[str, str]  # treatment and method
-
-
-def place_text(method: str, place: object) -> str:
-    """For instance "step 10", "round 2" or "n = 16"."""
-    return {"best_of_n": f"n = {place}", "expert_iteration": f"round {place}"}.get(method, f"step {place}")
 
 
 def position(method: str) -> str:
@@ -49,40 +55,43 @@ def position(method: str) -> str:
 
 @dataclass(frozen=True)
 class Curves:
-    """Measures of one treatment and method along optimization."""
+    """Measures of one treatment and method along optimization, [S, K] each: S seeds at K places from the SFT policy on.
 
-    seeds: Sequence[int]
-    places: Sequence[int]
-    """[K] steps (of expert iteration rounds) from 0, or n from 1; the first is the SFT policy."""
-    measures: Mapping[str, Array]
-    """Name -> [S, K]: kl_exact in nats a response, proxy and disagreement (std over an ensemble's members) in
-    reward-model units, gold in gold units, win rates in percent, length in characters; NaN where there is none."""
+    A place is a step, a round of expert iteration, or an n of best-of-n.
+    """
+
+    table: pd.DataFrame
+    """A row a seed, a column a (measure, place)."""
 
     def __getitem__(self, measure: str) -> Array:
-        return self.measures[measure]
+        return np.asarray(self.table[measure], dtype=np.float64)
 
-    def only(self, seeds: Sequence[int]) -> Curves:
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def places(self) -> list[int]:
+        """[K], ascending."""
+        return [int(place) for place in self.table["gold"]]
+
+    def only(self, seeds: Iterable[int]) -> Curves:
         """The curves of some seeds."""
-        rows = [self.seeds.index(seed) for seed in seeds]
-        return Curves(seeds, self.places, {name: values[rows] for name, values in self.measures.items()})
+        return Curves(self.table.loc[list(seeds)])
 
 
-def curves_of(rows: Sequence[Row]) -> dict[Key, Curves]:
-    """(treatment, method) -> its curves, in the order in which they first come."""
-    found = {}
+def curves_of(rows: Sequence[Row] | pd.DataFrame) -> dict[Key, Curves]:
+    """(treatment, method) -> its curves, by the sweep and `METHOD_WORDS`; ValueError for a row twice."""
+    tables = {}
     for (treatment, method), group in frame_of(rows).groupby(["treatment", "method"], sort=False):
-        column = position(str(method))
-        ordered = group.astype({column: int}).sort_values(["seed", column])
-        gold = pivot(ordered, "seed", column, "gold")
-        measures = {name: ordered[name].to_numpy(dtype=np.float64).reshape(gold.shape) for name in MEASURES}
-        found[str(treatment), str(method)] = Curves(gold.index.tolist(), list(map(int, gold.columns)), measures)
-    return found
+        table = group.pivot(index="seed", columns=position(str(method)), values=[*MEASURES])
+        tables[str(treatment), str(method)] = Curves(table)
+    names = dict.fromkeys((*BY_NAME, *(name for name, _ in tables)))
+    return {(name, kind): tables[name, kind] for name in names for kind in METHOD_WORDS if (name, kind) in tables}
 
 
 def root_kl(curves: Curves) -> Array:
     """[S, K] distances d = sqrt(KL) in sqrt(nats); an estimate of KL a little below 0 counts as 0."""
-    roots: Array = np.sqrt(np.maximum(curves["kl_exact"], 0))
-    return roots
+    return np.sqrt(np.maximum(curves["kl_exact"], 0))
 
 
 def gain_at(curves: Curves, at: ArrayLike, measure: str = "gold") -> Array:
@@ -107,30 +116,21 @@ def shared_distances(curves: Curves) -> Array:
     """
     distances = root_kl(curves)
     nearest = distances[distances.max(axis=1).argmin()]
-    found: Array = nearest[_farther(nearest)][1:]
-    return found
+    return np.asarray(nearest[_farther(nearest)][1:])
 
 
 def _farther(distances: Array) -> NDArray[np.bool_]:
     """[K], which evaluations are farther than all before them: KL is an estimate and may step back."""
-    farther: NDArray[np.bool_] = np.r_[True, distances[1:] > np.maximum.accumulate(distances)[:-1]]
-    return farther
+    return np.r_[True, distances[1:] > np.maximum.accumulate(distances)[:-1]]
 
 
-@dataclass(frozen=True)
-class Fit:
-    """R(d) = d(alpha - beta d) of a mean curve: gold units gained over SFT at d = sqrt(KL) in sqrt(nats)."""
+def fit(curves: Curves) -> list[Interval] | None:
+    """Alpha and beta of R(d) = d(alpha - beta d), gold units gained over SFT at d = sqrt(KL) in sqrt(nats).
 
-    alpha: Interval
-    beta: Interval
-
-
-def fit(curves: Curves) -> Fit | None:
-    """Least-squares fit of Gao et al.'s form to the mean curve, seeds averaged at `shared_distances`.
-
-    They give it to best-of-n, and d(alpha - beta log d) to reinforcement learning. It is one form for all methods here,
-    so that their parameters can be compared. How well it fits is not said: the points of a mean curve follow each other
-    so closely that a high R^2 says little.
+    A least-squares fit of Gao et al.'s form to the mean curve, seeds averaged at `shared_distances`. They give it to
+    best-of-n, and d(alpha - beta log d) to reinforcement learning. It is one form for all methods here, so that their
+    parameters can be compared. How well it fits is not said: the points of a mean curve follow each other so closely
+    that a high R^2 says little.
 
     Intervals resample the seeds by leaving out one at a time: with pseudo-values S theta - (S - 1) theta_(-s), theta
     +- t(.975, S - 1) sd / sqrt(S). For best-of-n, where all seeds have the same KL, this is exactly the t-interval over
@@ -139,17 +139,16 @@ def fit(curves: Curves) -> Fit | None:
     None for fewer than three points after the start, where these do not tell the two apart, or where gold is the same
     at all of them.
     """
-    whole, seeds, count = fit_mean(curves), curves.seeds, len(curves.seeds)
+    whole, seeds, count = fit_mean(curves), curves.table.index, len(curves)
     if whole is None:
         return None
-    groups = [[each for each in seeds if each != seed] for seed in seeds] if count > 1 else []
-    others = [fit_mean(curves.only(group)) for group in groups]
+    others = [fit_mean(curves.only(seeds.drop(seed))) for seed in seeds] if count > 1 else []
     half = np.full(2, math.nan)
     if others and all(each is not None for each in others):
         pseudo = count * whole - (count - 1) * np.array(others)
-        half = np.array([(each.high - each.low) / 2 for each in (Estimate.of(x).interval for x in pseudo.T)])
+        half = np.array([(each.high - each.low) / 2 for each in map(Estimate.of, pseudo.T)])
     ends = np.stack([whole, whole - half, whole + half], axis=1).tolist()
-    return Fit(*(Interval(mean, low, high, count) for mean, low, high in ends))
+    return [Interval(mean, low, high, count) for mean, low, high in ends]
 
 
 def fit_mean(curves: Curves) -> Array | None:
@@ -160,11 +159,6 @@ def fit_mean(curves: Curves) -> Array | None:
         return None
     solution, _, rank, _ = np.linalg.lstsq(x, y, rcond=None)
     return solution if rank == 2 else None
-
-
-NUM_DISTANCES: Final = 201
-FEWEST: Final = 3
-"""Seeds that ranges are judged by. Along a whole curve two are somewhere alike by chance, however far apart."""
 
 
 def distances(*curves: Curves) -> Array:
@@ -178,8 +172,8 @@ def nearest(*curves: Curves) -> float:
 
     Between SFT, where every gain is 0, and the first evaluation all gains are interpolated, and so are their intervals.
     """
-    found = [root_kl(each) for each in curves]
-    return max(float(each[np.arange(len(each)), (each > 0).argmax(axis=1)].max()) for each in found)
+    roots = [root_kl(each) for each in curves]
+    return max(float(each[np.arange(len(each)), (each > 0).argmax(axis=1)].max()) for each in roots)
 
 
 @dataclass(frozen=True)
@@ -193,6 +187,12 @@ class Along:
 
     kl: Array
     values: Array
+
+    @classmethod
+    def of(cls, at: Array, values: Array, *curves: Curves) -> Along:
+        """Values [S, J] at those distances [J] where all curves have been measured."""
+        measured = at >= min(at[-1], nearest(*curves))
+        return cls(at[measured] ** 2, values[:, measured])
 
     @property
     def end(self) -> Estimate:
@@ -220,132 +220,122 @@ class Along:
         return [(float(self.kl[i]), float(self.kl[j - 1])) for i, j in zip(first, beyond, strict=True) if j - i > 1]
 
 
-def fall(curves: Curves) -> Along:
-    """Gold at its peak less gold at each distance beyond; each seed's peak is that of the other seeds' mean curve.
+@dataclass(frozen=True)
+class Fall:
+    """How gold and the win rates fall under one method by one treatment."""
 
-    Before a seed's peak it is 0: what a rise has still to come is no fall.
-    """
-    at = distances(curves)
-    gold = gain_at(curves, at)
-    peaks = other_peaks(gold)
-    since = gold[np.arange(len(gold)), peaks][:, None] - gold
-    return _along(at, np.where(np.arange(len(at)) > peaks[:, None], since, 0.0), curves)
+    along: Along
+    """Gold at its peak less gold at each distance beyond; 0 before: what a rise has still to come is no fall."""
+    peak: float
+    """Where the mean gold is highest, in nats."""
+    gained: Estimate
+    """The gold gained there."""
+    to_ends: Estimate
+    """Gold's fall by step, to the end of each seed's run."""
+    last: Array
+    """[S] nats at which the runs end."""
+    won: Mapping[str, tuple[int, Estimate]]
+    """Win rate -> the place at which its mean is highest, and its drop to the run's end in points."""
+
+    @classmethod
+    def of(cls, curves: Curves) -> Fall:
+        """Each seed's peak is that of the other seeds' mean curve."""
+        at = distances(curves)
+        gold = gain_at(curves, at)
+        peaks, highest = other_peaks(gold), int(gold.mean(axis=0).argmax())
+        since = np.where(np.arange(len(at)) > peaks[:, None], gold[np.arange(len(gold)), peaks][:, None] - gold, 0.0)
+        tops = {name: curves.places[int(curves[name].mean(axis=0).argmax())] for name in WIN_RATES}
+        return cls(
+            Along.of(at, since, curves),
+            float(at[highest] ** 2),
+            Estimate.of(gold[:, highest]),
+            Estimate.of(drop(curves["gold"])),
+            curves["kl_exact"][:, -1],
+            {name: (place, Estimate.of(drop(curves[name]))) for name, place in tops.items()},
+        )
+
+    @property
+    def share(self) -> float:
+        """The fall at the largest KL as a share of what gold had gained at its peak, in percent; NaN if nothing."""
+        return 100 * self.along.end.mean / self.gained.mean if self.gained.mean > 0 else math.nan
 
 
-def cost(clean: Curves, noisy: Curves) -> Along:
-    """Gold by clean labels less gold by noisy ones at equal KL; both are curves of the same seeds."""
-    at = distances(clean, noisy)
-    return _along(at, gain_at(clean, at) - gain_at(noisy, at), clean, noisy)
+@dataclass(frozen=True)
+class Cost:
+    """How much less gold there is by flipped labels, and how much deeper it falls, both paired by seed."""
 
+    along: Along
+    """Gold by clean labels less gold by flipped ones at equal KL."""
+    deeper: Estimate
+    """At the largest KL that both reach."""
+    to_ends: Estimate
+    """To the ends of their runs."""
 
-def _along(at: Array, values: Array, *curves: Curves) -> Along:
-    """Values [S, J] at those distances [J] where all curves have been measured."""
-    measured = at >= min(at[-1], nearest(*curves))
-    return Along(at[measured] ** 2, values[:, measured])
-
-
-def peak(curves: Curves) -> tuple[float, Estimate]:
-    """Where the mean gold is highest, in nats, and the gold gained there."""
-    at = distances(curves)
-    gold = gain_at(curves, at)
-    highest = int(gold.mean(axis=0).argmax())
-    return float(at[highest] ** 2), Estimate.of(gold[:, highest])
-
-
-NOISY, CLEAN = "ann", "gpt4"
-"""p_sim^ann (25 % flips), and p_sim^GPT-4 (no added noise)."""
-FLIPS = ("none", "flip_175", "ann", "flip_35")
-"""Treatments that differ in the share of flipped labels only."""
-FITTED: Final = ("best_of_n", "ppo")
-"""Methods whose curves are fitted."""
+    @classmethod
+    def of(cls, clean: Curves, noisy: Curves) -> Cost:
+        """Both are curves of the same seeds."""
+        at = distances(clean, noisy)
+        golds = [gain_at(each, at) for each in (clean, noisy)]
+        less, more = (gold[np.arange(len(gold)), other_peaks(gold)] - gold[:, -1] for gold in golds)
+        ends = drop(noisy["gold"]) - drop(clean["gold"])
+        return cls(Along.of(at, golds[0] - golds[1], clean, noisy), Estimate.of(more - less), Estimate.of(ends))
 
 
 class Results:
-    """The curves of table.csv's rows, and the treatments that were meant to run: `facts`, by name.
+    """All that is said of the rows of table.csv.
 
     Attributes:
-        keys: Treatment and method of each curve, treatment by treatment.
-        falls: How far gold has fallen at equal KL.
-        ends: [S] fall of gold to the end of each seed's run.
-        costs: How much less gold there is than without flips, of each share of flips and method.
+        curves: Treatment and method -> its curves, treatment by treatment.
+        methods: Those that ran.
+        falls: Of each of them.
+        costs: Of each share of flips and method that was also run without flips.
         kept_falls, kept_costs: Which of them stay clear at the largest KL by Holm's method over all of their kind.
+        fits: Parameters of the curves that can be fitted.
     """
 
-    def __init__(self, rows: Sequence[Row], treatments: Iterable[Treatment]) -> None:
-        self.facts = {treatment.name: treatment for treatment in treatments}
+    def __init__(self, rows: Sequence[Row] | pd.DataFrame) -> None:
         self.curves = curves_of(rows)
         self.methods = [method for method in METHOD_WORDS if any(key[1] == method for key in self.curves)]
-        names = dict.fromkeys((*self.facts, *(name for name, _ in self.curves)))
-        self.keys = [(name, kind) for name in names for kind in self.methods if (name, kind) in self.curves]
-        self.falls = {key: fall(self.curves[key]) for key in self.keys}
-        self.ends = {key: drop(self.curves[key]["gold"]) for key in self.keys}
-        pairs = {(name, kind): self.paired((FLIPS[0], kind), (name, kind)) for name, kind in self.keys}
-        self.costs = {key: cost(*pair) for key, pair in pairs.items() if pair and key[0] in FLIPS[1:]}
-        self.kept_falls, self.kept_costs = _kept(self.falls), _kept(self.costs)
+        self.falls = {key: Fall.of(curves) for key, curves in self.curves.items()}
+        pairs = {key: self.paired((CLEAN, key[1]), key) for key in self.curves if key[0] in FLIPS[1:]}
+        self.costs = {key: Cost.of(*pair) for key, pair in pairs.items() if pair}
+        self.kept_falls, self.kept_costs = kept(self.falls), kept(self.costs)
+        fits = {key: fit(curves) for key, curves in self.curves.items() if key[1] in FITTED}
+        self.fits = {key: each for key, each in fits.items() if each}
 
-    def title(self, name: str) -> str:
-        """A treatment's title for people; its name where it has no facts."""
-        return self.facts[name].title if name in self.facts else name
-
-    def paired(self, *keys: Key) -> list[Curves] | None:
-        """Curves of the seeds that all of these treatments and methods have; None where there is none."""
-        if any(key not in self.curves for key in keys):
-            return None
-        found = [self.curves[key] for key in keys]
-        common = [seed for seed in found[0].seeds if all(seed in each.seeds for each in found)]
-        return [each.only(common) for each in found] if common else None
-
-    def relative(self, key: Key) -> float:
-        """The fall at equal KL as a share of what gold had gained at its peak, in percent; NaN if nothing."""
-        gained = peak(self.curves[key])[1].mean
-        return 100 * self.falls[key].end.mean / gained if gained > 0 else math.nan
-
-    def deeper(self, name: str, method: str) -> tuple[Estimate, Estimate] | None:
-        """How much deeper gold falls than without flips: at the largest KL that both reach, and to their runs' ends."""
-        pair = self.paired((FLIPS[0], method), (name, method))
-        if pair is None:
-            return None
-        at = distances(*pair)
-        clean, noisy = (np.stack([_fall_at(curves, at), drop(curves["gold"])]) for curves in pair)
-        equal, ends = map(Estimate.of, noisy - clean)
-        return equal, ends
-
-    def won(self, key: Key) -> dict[str, tuple[int, Estimate]]:
-        """Win rate -> where its mean is highest, and its drop from there in points, chosen on the other seeds."""
-        curves = self.curves[key]
-        highest = {name: curves.places[int(curves[name].mean(axis=0).argmax())] for name in WIN_RATES}
-        return {name: (place, Estimate.of(drop(curves[name]))) for name, place in highest.items()}
+    def paired(self, *keys: Key) -> list[Curves]:
+        """Curves of the seeds that all of these treatments and methods have; none where there is none."""
+        given = [self.curves[key] for key in keys if key in self.curves]
+        if len(given) < len(keys):
+            return []
+        common = [seed for seed in given[0].table.index if all(seed in each.table.index for each in given)]
+        return [each.only(common) for each in given] if common else []
 
     def slopes(self, method: str) -> list[Estimate] | None:
         """How alpha and beta of the seeds' own fits change with 10 points of flips, paired by seed."""
-        pairs = self.paired(*((name, method) for name in FLIPS)) or []
-        fits = [[fit_mean(curves.only([seed])) for seed in curves.seeds] for curves in pairs]
+        pairs = self.paired(*((name, method) for name in FLIPS))
+        fits = [[fit_mean(curves.only([seed])) for seed in curves.table.index] for curves in pairs]
         if not fits or any(each is None for row in fits for each in row):
             return None
-        shares = [10 * self.facts[name].flip for name in FLIPS]
+        shares = [10 * BY_NAME[name].flip for name in FLIPS]
         return [Estimate.of(np.polyfit(shares, values, 1)[0]) for values in np.moveaxis(np.array(fits), 2, 0)]
 
-    def fits(self) -> dict[Key, Fit]:
-        """Parameters of the curves that can be fitted."""
-        found = {key: fit(self.curves[key]) for key in self.keys if key[1] in FITTED}
-        return {key: each for key, each in found.items() if each}
+
+def kept(measured: Mapping[Key, Any]) -> dict[Key, bool]:
+    """Whether each fall or cost that is judged is above 0 at the largest KL, among all of its kind."""
+    judged = {key: each.along for key, each in measured.items() if each.along.judged}
+    clear = holm([each.values[:, -1] for each in judged.values()])
+    return {key: own and each.end.mean > 0 for (key, each), own in zip(judged.items(), clear, strict=True)}
 
 
-def _kept(along: Mapping[Key, Along]) -> dict[Key, bool]:
-    judged = {key: each for key, each in along.items() if each.judged}
-    kept = holm([each.values[:, -1] for each in judged.values()])
-    return {key: own and each.end.mean > 0 for (key, each), own in zip(judged.items(), kept, strict=True)}
-
-
-def _fall_at(curves: Curves, at: Array) -> Array:
-    gold = gain_at(curves, at)
-    since: Array = gold[np.arange(len(gold)), other_peaks(gold)] - gold[:, -1]
-    return since
-
-
-def reward_models(rows: Sequence[Row]) -> pd.DataFrame:
-    """Means over an ensemble's members, a row a treatment and seed; accuracy and calibration error in percent."""
-    measures = ["num_trained", "accuracy_gold", "accuracy_judge", "calibration_error"]
-    frame = frame_of(rows) if rows else pd.DataFrame(columns=["treatment", "seed", *measures])
-    frame[measures[1:]] *= 100
-    return frame.groupby(["treatment", "seed"], sort=False)[measures].mean().reset_index()
+def reward_models(rows: pd.DataFrame) -> dict[str, dict[str, Estimate]]:
+    """Treatment -> measures of its reward models (an ensemble's mean) over seeds, in percent but labels."""
+    bounds = dict.fromkeys(("accuracy_gold", "accuracy_judge", "calibration_error"), PERCENT)
+    measures = {"num_trained": UNBOUNDED, **bounds}
+    seeds = rows.groupby(["treatment", "seed"], sort=False)[[*measures]].mean()
+    seeds[[*bounds]] *= 100
+    means = {
+        str(name): {measure: Estimate.of(own[measure], ends) for measure, ends in measures.items()}
+        for name, own in seeds.groupby("treatment", sort=False)
+    }
+    return {name: means[name] for name in dict.fromkeys((*BY_NAME, *means)) if name in means}

@@ -61,7 +61,7 @@ def run_samples(plan: TreatmentRun, on_progress: ProgressFn) -> list[Row]:
     on_progress(ProgressUpdate(cell, 0))
     policy = agents.LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
     config = agents.BestOfNConfig(num_samples=plan.sizes.num_samples, temperature=TEMPERATURE, batch_size=512)
-    instructions = plan.sizes.instructions(plan.sizes.num_prompts)
+    instructions = plan.instructions("eval")
     numbers: dict[tuple[int, str], int] = {}
     index = np.empty((len(instructions), plan.sizes.num_samples), np.int32)
     for first, part in agents.BestOfN(policy, Constant(), config=config, seed=plan.seed).sample_chunks(instructions):
@@ -85,7 +85,7 @@ def run_samples(plan: TreatmentRun, on_progress: ProgressFn) -> list[Row]:
 
 def read_samples(plan: TreatmentRun) -> Drawn:
     """The samples that `run_samples` stored; CheckpointError where it is gone or damaged."""
-    instructions = plan.sizes.instructions(plan.sizes.num_prompts)
+    instructions = plan.instructions("eval")
     folder = samples_folder(plan)
     anew = f"To draw them anew remove {folder} and {cell_file(plan.out, plan.samples)}, and call again."
     try:

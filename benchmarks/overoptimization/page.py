@@ -1,278 +1,208 @@
 """The page of the over-optimization study: within which KL gold falls, and what noise costs there."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
+from matplotlib.figure import Figure as Drawing
 
-from ...statistics import PERCENT
-from ..harness.estimates import Estimate, estimates
+from ..harness.estimates import Estimate
 from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.plots import band, grid, looks, titled
 from ..harness.report import Table, interval_text, number, seeds_text, sentences
-from ..harness.study import Row
-from .analysis import CLEAN, FLIPS, METHOD_WORDS, NOISY, Along, Curves, Results, peak, place_text, reward_models
-from .figures import NOISE, draw_compared, draw_groups
-from .runs import TEMPERATURE, Sizes
+from .analysis import CLEAN, FEWEST, FLIPS, METHOD_WORDS, NOISY, Along, Key, Results, distances, gain_at, reward_models
 from .treatments import TREATMENTS
 
-NOWHERE: Final = "nowhere"
 UNJUDGED: Final = "–"
 GROUPED: Final = ("best_of_n", "ppo")
 """Methods under which the treatments are drawn beside each other."""
-POINTWISE: Final = (
-    "Gold is compared at equal KL, up to the largest that all seeds reach. Ranges: of the KL, from the first one "
-    "measured on, at which the 95 % t-interval over seeds is above 0, each of one KL and not of all of them together; "
-    "a dash: fewer than three seeds, or one that stayed at SFT. By Holm: whether it stays clear at the largest KL when "
-    "all rows of this table are tested together."
-)
-FRESH: Final = (
-    "Level: sandbox (simulation); fresh pairs of responses of the SFT policy, the same for all treatments of a seed; "
-    "95 % t-intervals of the mean over seeds."
-)
+GROUPS: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
+    "flips": ("share of flipped labels", FLIPS),
+    "labellers": ("who labels", (NOISY, "human", CLEAN, "gpt4")),
+    "sizes": ("number of labels, size of the reward model", (NOISY, "labels_10000", "layers_1")),
+    "ensembles": ("ensembles", (NOISY, "mean_3", "wco_3", "uwo_3")),
+}
+"""Treatments that are drawn together: file name -> title and names. Others are drawn next to `NOISY`."""
+NOISE: Final = "overoptimization"
+"""The figure of noisy against clean labels."""
+GAINED: Final = {"proxy": "proxy gained (SFT's std)", "gold": "gold gained (gold units)"}
 
 
-@dataclass(frozen=True)
-class Measured:
-    """How much was meant to be measured; its text stands under every figure and table."""
+class Labelled:
+    """Results with the words for treatments, methods and how much was measured."""
 
-    num_instructions: Mapping[str, int]
-    """Method -> instructions of eval."""
-    num_seeds: int
-    """That were meant to run."""
-    seeds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Method -> fewest and most that ran, of all treatments; where it is not known, `num_seeds`."""
+    def __init__(self, results: Results, titles: Mapping[str, str], sizes: Mapping[str, Any]) -> None:
+        self.results, self.titles, self.sizes = results, titles, sizes
+
+    def key(self, key: Key) -> dict[str, str]:
+        """The first columns of a table."""
+        num = str(len(self.results.curves[key]))
+        return {"treatment": self.titles[key[0]], "method": METHOD_WORDS[key[1]], "n seeds": num}
 
     def label(self, *methods: str) -> str:
         """Level, judges, n, seeds and interval; of the methods given or, with none, of all."""
-        shown = [method for method in self.num_instructions if method in (methods or METHOD_WORDS)]
-        words: dict[int, list[str]] = {}
+        shown, words = [method for method in self.results.methods if method in (methods or METHOD_WORDS)], {}
         for method in shown:
-            words.setdefault(self.num_instructions[method], []).append(METHOD_WORDS[method])
+            size = "num_prompts" if method == "best_of_n" else "num_eval"
+            words.setdefault(self.sizes[size], []).append(METHOD_WORDS[method])
         counts = "; ".join(f"{', '.join(each)}: n = {num} eval instructions" for num, each in words.items())
-        ends = [end for each in shown for end in self.seeds.get(each, (self.num_seeds,))] or [self.num_seeds]
-        several = f"{seeds_text(ends)}, {'95 % t-intervals of the mean' if max(ends) > 1 else 'no interval'}"
+        nums = [len(curves) for (_, method), curves in self.results.curves.items() if method in shown]
+        several = f"{seeds_text(nums)}, {'95 % t-intervals of the mean' if max(nums) > 1 else 'no interval'}"
         return (
-            f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature {TEMPERATURE:g}; "
-            f"{several}. Proxy: each treatment's own reward; a single reward model's is in standard deviations of "
-            "SFT's scores within an instruction. Gold: the sandbox's true reward."
+            f"Level: sandbox (simulation); {counts}, the same for all treatments, temperature 1; {several}. Proxy: "
+            "each treatment's own reward; a single reward model's is in standard deviations of SFT's scores within an "
+            "instruction. Gold: the sandbox's true reward."
         )
-
-
-def measured_by(kinds: Collection[str], sizes: Sizes, num_seeds: int) -> Measured:
-    """The extent that methods are meant to measure; there may be fewer instructions than were asked for."""
-    wanted = {kind: sizes.num_prompts if kind == "best_of_n" else sizes.num_eval for kind in METHOD_WORDS}
-    return Measured({kind: len(sizes.instructions(num)) for kind, num in wanted.items() if kind in kinds}, num_seeds)
 
 
 def page(folder: Path) -> Page:
     """The result that the study's files hold."""
-    rows: Any = read_table(folder / "table.csv").to_dict("records")
-    trained: Any = read_table(folder / "reward_models.csv").to_dict("records")
-    return page_of(Results(rows, TREATMENTS), trained, Sizes(**read_manifest(folder)["config"]["sizes"]))
-
-
-def page_of(results: Results, trained: Sequence[Row], sizes: Sizes) -> Page:
-    """The result in the curves and the rows of reward_models.csv."""
-    spans: dict[str, tuple[int, int]] = {}
-    for (_, kind), each in results.curves.items():
-        low, high = spans.get(kind, (len(each.seeds),) * 2)
-        spans[kind] = min(low, len(each.seeds)), max(high, len(each.seeds))
-    measured = replace(measured_by(results.methods, sizes, max(high for _, high in spans.values())), seeds=spans)
-    shown = [draw_compared(results, measured.label), *(draw_groups(results, measured.label, kind) for kind in GROUPED)]
-    clean = f" {clean_labels(results)}"
-    drawn = {
-        name: Drawn(drawing, f"{title}: proxy and gold gained over SFT, against √KL.{clean * (name == NOISE)} {note}")
-        for name, title, note, drawing in chain(*shown)
+    manifest = read_manifest(folder)
+    results, trained = Results(read_table(folder / "table.csv")), read_table(folder / "reward_models.csv")
+    own = {name: each.get("title", name) for name, each in manifest["facts"].get("treatments", {}).items()}
+    titles = dict.fromkeys((name for name, _ in results.curves), "") | own | {x.name: x.title for x in TREATMENTS}
+    shown, models = Labelled(results, titles, manifest["config"]["sizes"]), reward_models(trained)
+    rows = {
+        "falls": fall_rows(shown),
+        "costs": cost_rows(shown),
+        "win_rates": win_rate_rows(shown),
+        "fits": fit_rows(shown),
+        "reward_models": model_rows(models, titles),
     }
-    models, label = reward_models(trained), measured.label(*results.methods)
-    tables = {
-        "falls": falls_table(results, label),
-        "costs": costs_table(results, label),
-        "win_rates": win_rates_table(results, label),
-        "fits": fits_table(results, label),
-        "reward_models": reward_models_table(results, models),
-    }
+    captions = sentences("overoptimization/captions.txt.j2", label=shown.label())
     return Page(
         "Over-optimization of a noisy reward",
-        tables,
-        findings(results, models, sizes),
-        drawn,
-        headline(results),
-        values(results, models, trained),
+        {name: Table.of(each, told) for (name, each), told in zip(rows.items(), captions, strict=True)},
+        sentences(
+            "overoptimization/findings.txt.j2",
+            results=results,
+            titles=titles,
+            words=METHOD_WORDS,
+            nats=nats,
+            noisy=NOISY,
+            methods=GROUPED,
+        ),
+        draw_figures(shown),
+        headline(shown),
+        values(results, trained, models),
         printed=("falls",),
     )
 
 
-def clean_labels(results: Results) -> str:
-    """Under which methods labels without flips are over-optimized too."""
-    fell, stayed = (under(results, FLIPS[0], fallen=way) for way in (True, False))
-    not_all = f", not under {stayed}" if stayed else ""
-    return f"At equal KL gold by clean labels too clearly falls under {fell}{not_all}." if fell else ""
+def headline(shown: Labelled) -> str:
+    """How far gold has fallen by noisy labels."""
+    keys = [(NOISY, method) for method in ("best_of_n", *shown.results.methods)]
+    for key in (key for key in keys if key in shown.results.falls):
+        fall = shown.results.falls[key]
+        who, end = f"{METHOD_WORDS[key[1]]} by {shown.titles[NOISY]}", fall.along.end
+        return (
+            f"{who}: from its peak to {fall.along.reached:.1f} nats gold falls by {interval_text(end, '')}, "
+            f"{whole(fall.share)} % of its gain, {seeds_text([end.num])}"
+        )
+    return ""
 
 
-def under(results: Results, name: str, *, fallen: bool) -> str:
-    """The methods under which gold has, or has not, clearly fallen at equal KL by a treatment's labels."""
-    along = {kind: each for (treatment, kind), each in results.falls.items() if treatment == name and each.judged}
+def values(results: Results, trained: pd.DataFrame, models: Mapping[str, Mapping[str, Estimate]]) -> dict[str, str]:
+    """Numbers for sentences about these results that are written by hand."""
+    said = {
+        "clean_falls": under(results, fallen=True),
+        "clean_stays": under(results, fallen=False),
+        "labels": " or ".join(f"{num:,}" for num in sorted(set(trained.get("num_labels", ())))),
+    }
+    said |= {f"right.{name}": number(each["accuracy_gold"].mean, "%") for name, each in models.items()}
+    for (name, method), fall in results.falls.items():
+        texts = {
+            "fall": interval_text(fall.along.end, ""),
+            "share": whole(fall.share),
+            "to_ends": interval_text(fall.to_ends, ""),
+            "ends": ends(fall.last),
+            "peak": number(fall.peak),
+            **{measure: interval_text(dropped, "%") for measure, (_, dropped) in fall.won.items()},
+        }
+        said |= {f"{what}.{name}.{method}": text for what, text in texts.items()}
+    return said
+
+
+def under(results: Results, *, fallen: bool) -> str:
+    """The methods under which gold has, or has not, clearly fallen at equal KL by labels without flips."""
+    along = {kind: each.along for (name, kind), each in results.falls.items() if name == CLEAN and each.along.judged}
     *most, last = [METHOD_WORDS[kind] for kind, each in along.items() if bool(each.ranges) == fallen] or [""]
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def values(results: Results, models: pd.DataFrame, trained: Sequence[Row]) -> dict[str, str]:
-    """Numbers for sentences about these results that are written by hand."""
-    found = {
-        "clean_falls": under(results, FLIPS[0], fallen=True),
-        "clean_stays": under(results, FLIPS[0], fallen=False),
-    }
-    if counts := sorted({int(row["num_labels"]) for row in trained if "num_labels" in row}):
-        found["labels"] = " or ".join(f"{num:,}" for num in counts)
-    right = estimates(models, ["treatment"], "accuracy_gold", PERCENT)
-    found |= {f"right.{name}": number(each.mean, "%") for (name,), each in right.items()}
-    for (name, method), fallen in results.falls.items():
-        key = f"{name}.{method}"
-        found[f"fall.{key}"] = interval_text(fallen.end.interval, "")
-        found[f"share.{key}"] = whole(results.relative((name, method)))
-        found[f"to_ends.{key}"] = interval_text(Estimate.of(results.ends[name, method]).interval, "")
-        found[f"ends.{key}"] = ends(results.curves[name, method])
-        found[f"peak.{key}"] = number(peak(results.curves[name, method])[0])
-        for measure, (_, drop) in results.won((name, method)).items():
-            found[f"{measure}.{key}"] = interval_text(drop.interval, "%")
-    return found
-
-
-def findings(results: Results, models: pd.DataFrame, sizes: Sizes) -> list[str]:
-    """The sentences of findings.txt.j2."""
-    by_treatment: dict[str, dict[str, Along]] = {}
-    for (name, method), fallen in results.falls.items():
-        by_treatment.setdefault(results.title(name), {})[method] = fallen
-    later = {
-        (results.title(name), method): (ends(results.curves[name, method]), found.interval)
-        for (name, method), each in results.ends.items()
-        if (found := Estimate.of(each)).interval.low > 0
-    }
-    deeper = {method: more for method in results.methods if (more := results.deeper(NOISY, method))}
-    won = {key: results.won(key) for key in results.keys if key[0] in (NOISY, CLEAN)}
-    falling = sum(
-        drops["win_rate_simulated"][1].interval.low > 0
-        for (name, method), drops in won.items()
-        if name == NOISY and method in GROUPED
-    )
-    right = estimates(models, ["treatment"], "accuracy_gold", PERCENT)
-    return sentences(
-        "overoptimization/findings.txt.j2",
-        falls=by_treatment,
-        later=later,
-        words=METHOD_WORDS,
-        nats=nats,
-        results=results,
-        noisy=NOISY,
-        clean=CLEAN,
-        unflipped=FLIPS[0],
-        deeper=deeper,
-        won=won,
-        falling=falling,
-        slopes={method: slope for method in GROUPED if (slope := results.slopes(method))},
-        right={str(name): each for (name,), each in right.items()},
-        kl_coef=sizes.kl_coef,
-        place=place_text,
-        estimate=Estimate.of,
-        whole=whole,
-    )
-
-
-def falls_table(results: Results, label: str) -> Table:
+def fall_rows(shown: Labelled) -> list[dict[str, str]]:
     """A row a treatment and method: where gold peaks at equal KL, and within which KL it has fallen."""
-    rows = []
-    for (name, method), fallen in results.falls.items():
-        curves = results.curves[name, method]
-        kl, gained = peak(curves)
-        cells = (interval_text(gained.interval, ""), number(kl), number(fallen.reached))
-        share = whole(results.relative((name, method)))
-        there = (interval_text(fallen.end.interval, ""), share, _kept(results.kept_falls.get((name, method))))
-        at = nats(fallen) or NOWHERE if fallen.judged else UNJUDGED
-        last = (ends(curves), interval_text(Estimate.of(results.ends[name, method]).interval, ""))
-        rows.append((results.title(name), METHOD_WORDS[method], str(fallen.end.num), *cells, *there, at, *last))
-    caption = (
-        f"Fall: from each seed's peak, chosen on the other seeds. {POINTWISE} % of the gain: the fall as a share of "
-        "the gold gained at the peak. Fall to their ends: by step, at each seed's own KL, which may have been higher "
-        f"before. {label}"
-    )
-    header = ("treatment", "method", "n seeds", "gold gained, peak", "at, nats", "all seeds reach, nats", "fall there")
-    more = ("% of the gain", "by Holm", "falls at, nats", "runs end at, nats", "fall to their ends")
-    return Table((*header, *more), rows, caption)
+    return [
+        {
+            **shown.key(key),
+            "gold gained, peak": interval_text(fall.gained, ""),
+            "at, nats": number(fall.peak),
+            "all seeds reach, nats": number(fall.along.reached),
+            "fall there": interval_text(fall.along.end, ""),
+            "% of the gain": whole(fall.share),
+            "by Holm": clear(shown.results.kept_falls.get(key)),
+            "falls at, nats": within(fall.along),
+            "runs end at, nats": ends(fall.last),
+            "fall to their ends": interval_text(fall.to_ends, ""),
+        }
+        for key, fall in shown.results.falls.items()
+    ]
 
 
-def costs_table(results: Results, label: str) -> Table:
+def cost_rows(shown: Labelled) -> list[dict[str, str]]:
     """A row a share of flips and method: how much less gold there is than without flips, and how much more it falls."""
-    rows = []
-    for (name, method), less in results.costs.items():
-        cells = (str(less.end.num), number(less.reached), interval_text(less.end.interval, ""))
-        at = (_kept(results.kept_costs.get((name, method))), nats(less) or NOWHERE if less.judged else UNJUDGED)
-        deeper = [interval_text(each.interval, "") for each in results.deeper(name, method) or ()]
-        rows.append((METHOD_WORDS[method], results.title(name), *cells, *at, *deeper))
-    header = ("method", "labels", "n seeds", "compared to, nats", "gold less than without flips", "by Holm")
-    more = ("less at, nats", "falls more, there", "falls more, to the runs' ends")
-    caption = (
-        f"Paired by seed. {POINTWISE} Falls more: than without flips; the two are different questions, since runs end "
-        f"at different KL. {label}"
-    )
-    return Table((*header, *more), rows, caption)
+    return [
+        {
+            **shown.key(key),
+            "n seeds": str(cost.deeper.num),
+            "compared to, nats": number(cost.along.reached),
+            "gold less than without flips": interval_text(cost.along.end, ""),
+            "by Holm": clear(shown.results.kept_costs.get(key)),
+            "less at, nats": within(cost.along),
+            "falls more, there": interval_text(cost.deeper, ""),
+            "falls more, to the runs' ends": interval_text(cost.to_ends, ""),
+        }
+        for key, cost in shown.results.costs.items()
+    ]
 
 
-def win_rates_table(results: Results, label: str) -> Table:
+def win_rate_rows(shown: Labelled) -> list[dict[str, str]]:
     """A row a treatment and method: how far win rates, the paper's own measure, fall from their peaks."""
     rows = []
-    for name, method in results.keys:
-        won = results.won((name, method)).values()
-        cells = [(place_text(method, place), interval_text(drop.interval, "%")) for place, drop in won]
-        num = str(len(results.curves[name, method].seeds))
-        rows.append((results.title(name), METHOD_WORDS[method], num, *chain(*cells)))
-    header = [(f"highest {words}", f"drop {words}, points") for words in ("by p_sim^eval", "by human raters")]
-    caption = (
-        "Drop of the win rate from its peak to the end of the run, each seed's peak chosen on the other seeds; "
-        f"highest: where the mean over seeds is. {label}"
-    )
-    return Table(("treatment", "method", "n seeds", *chain(*header)), rows, caption)
+    for key, fall in shown.results.falls.items():
+        row = shown.key(key)
+        for words, (place, dropped) in zip(("p_sim^eval", "human raters"), fall.won.values(), strict=True):
+            row[f"highest by {words}"] = place_text(key[1], place)
+            row[f"drop by {words}, points"] = interval_text(dropped, "%")
+        rows.append(row)
+    return rows
 
 
-def fits_table(results: Results, label: str) -> Table:
+def fit_rows(shown: Labelled) -> list[dict[str, str]]:
     """A row a treatment and method: alpha and beta of Gao et al.'s form."""
-    rows = [
-        (
-            *(METHOD_WORDS[method], results.title(name), str(found.alpha.num)),
-            *(interval_text(each, "") for each in (found.alpha, found.beta)),
-        )
-        for (name, method), found in results.fits().items()
+    fits = {key: each for method in GROUPED for key, each in shown.results.fits.items() if key[1] == method}
+    return [
+        shown.key(key) | {"α": interval_text(alpha, ""), "β": interval_text(beta, "")}
+        for key, (alpha, beta) in fits.items()
     ]
-    caption = (
-        "Gold gained over SFT as d(α − β d), d = √KL in √nats: least squares on the mean over seeds at equal d, "
-        f"without the start; 95 % intervals by leaving out one seed at a time. {label}"
-    )
-    return Table(("method", "labels", "n seeds", "α", "β"), sorted(rows, key=lambda row: row[0]), caption)
 
 
-def reward_models_table(results: Results, models: pd.DataFrame) -> Table:
-    """A row a treatment: how often its reward models are right, from `analysis.reward_models`."""
-    places = {name: place for place, name in enumerate(results.facts)}
-    models = models.sort_values("treatment", key=lambda names: names.map(places), kind="stable")
-    columns = {"num_trained": estimates(models, ["treatment"], "num_trained")}
-    columns |= {name: estimates(models, ["treatment"], name, PERCENT) for name in models.columns[3:]}
-    rows = [
-        (
-            *(results.title(str(name)), f"{num.mean:,.0f}"),
-            *(interval_text(columns[measure][name,].interval, "%") for measure in models.columns[3:]),
-            str(num.num),
-        )
-        for (name,), num in columns["num_trained"].items()
+def model_rows(models: Mapping[str, Mapping[str, Estimate]], titles: Mapping[str, str]) -> list[dict[str, str]]:
+    """A row a treatment: how often its reward models are right."""
+    return [
+        {
+            "reward models of": titles[name],
+            "labels": f"{each['num_trained'].mean:,.0f}",
+            "right about gold, %": interval_text(each["accuracy_gold"], "%"),
+            "agree with their judge, %": interval_text(each["accuracy_judge"], "%"),
+            "calibration error, points": interval_text(each["calibration_error"], "%"),
+            "n seeds": str(each["num_trained"].num),
+        }
+        for name, each in models.items()
     ]
-    header = ("reward models of", "labels", "right about gold, %", "agree with their judge, %")
-    caption = (
-        "Mean over seeds; labels: that they learn from, without the ties. Their judge's verdicts on the fresh pairs "
-        f"are as noisy as its labels. {FRESH}"
-    )
-    return Table((*header, "calibration error, points", "n seeds"), rows, caption)
 
 
 def whole(value: float) -> str:
@@ -280,7 +210,8 @@ def whole(value: float) -> str:
     return number(value, "characters")
 
 
-def _kept(kept: bool | None) -> str:
+def clear(kept: bool | None) -> str:
+    """Whether something stays clear by Holm's method."""
     return {True: "clear", False: "not clear", None: UNJUDGED}[kept]
 
 
@@ -289,20 +220,75 @@ def nats(along: Along) -> str:
     return " and ".join(f"{number(low)} to {number(high)}" for low, high in along.ranges)
 
 
-def ends(curves: Curves) -> str:
+def within(along: Along) -> str:
+    """The ranges as a table has them."""
+    return nats(along) or "nowhere" if along.judged else UNJUDGED
+
+
+def ends(last: Any) -> str:
     """Where the seeds' runs end: for instance "3.90 to 9.12", in nats."""
-    last = curves["kl_exact"][:, -1]
     return " to ".join(dict.fromkeys([number(last.min()), number(last.max())]))
 
 
-def headline(results: Results) -> str:
-    """How far gold has fallen by noisy labels."""
-    methods = [method for method in ("best_of_n", *results.methods) if (NOISY, method) in results.curves]
-    if not methods:
-        return ""
-    fallen, share = results.falls[NOISY, methods[0]], results.relative((NOISY, methods[0]))
-    who = f"{METHOD_WORDS[methods[0]]} by {results.title(NOISY)}"
-    return (
-        f"{who}: from its peak to {fallen.reached:.1f} nats gold falls by "
-        f"{interval_text(fallen.end.interval, '')}, {whole(share)} % of its gain, {seeds_text([fallen.end.num])}"
-    )
+def place_text(method: str, place: object) -> str:
+    """For instance "step 10", "round 2" or "n = 16"."""
+    return {"best_of_n": f"n = {place}", "expert_iteration": f"round {place}"}.get(method, f"step {place}")
+
+
+def draw_figures(shown: Labelled) -> dict[str, Drawn]:
+    """Noisy against clean labels under one method, all methods by either, and each group of treatments."""
+    curves, titles, figures = shown.results.curves, shown.titles, dict[str, Drawn]()
+
+    def add(name: str, title: str, keys: Mapping[str, Key], more: str = "") -> None:
+        there = {words: key for words, key in keys.items() if key in curves}
+        if len(there) > 1:
+            label = shown.label(*(method for _, method in there.values()))
+            told = f"{title[0].upper()}{title[1:]}"
+            drawing = draw_gains(shown.results, there, told)
+            figures[name] = Drawn(drawing, f"{told}: proxy and gold gained over SFT, against √KL.{more} {label}")
+
+    fell, stayed = (under(shown.results, fallen=way) for way in (True, False))
+    not_all = f", not under {stayed}" if stayed else ""
+    clean = f" At equal KL gold by clean labels too clearly falls under {fell}{not_all}." if fell else ""
+    for method in reversed(GROUPED):  # the first there is stays
+        both = {titles[name]: (name, method) for name in (NOISY, CLEAN) if name in titles}
+        add(NOISE, f"{METHOD_WORDS[method]} by a reward model of noisy and of clean labels", both, clean)
+    for name in (NOISY, CLEAN):
+        title = f"Every method against one KL: {titles.get(name)}"
+        add(f"methods_{name}", title, {METHOD_WORDS[method]: (name, method) for method in METHOD_WORDS})
+    drawn = {name for _, names in GROUPS.values() for name in names}
+    own = (NOISY, *dict.fromkeys(name for name, _ in curves if name not in drawn))
+    for method in GROUPED:
+        for group, (title, names) in {**GROUPS, "own": ("own treatments", own)}.items():
+            keys = {titles[name]: (name, method) for name in names if name in titles}
+            add(f"{group}_against_kl_{method}", f"{METHOD_WORDS[method]}: {title}", keys)
+    return figures
+
+
+def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing:
+    """Proxy and gold gained over SFT against sqrt(KL), a line for each of `keys`: to the farthest that all seeds reach.
+
+    Large enough to be read at half its size.
+    """
+    figure = Drawing(figsize=(11, 4.8), dpi=150, layout="constrained")
+    treatments, methods = ([key[part] for key in keys.values()] for part in (0, 1))
+    shown_as = looks(treatments if len(set(treatments)) == len(keys) else methods)
+    for axis, (measure, ylabel) in zip(figure.subplots(1, 2), GAINED.items(), strict=True):
+        for (color, marker), line, (words, key) in zip(shown_as, cycle(("-", "--", "-.", ":")), keys.items()):
+            x = distances(results.curves[key])
+            gains = gain_at(results.curves[key], x, measure)
+            mean, low, high = band(gains)
+            if len(gains) >= FEWEST:  # the band of two seeds would cover all lines
+                axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+            label = textwrap.shorten(textwrap.fill(words, 24), 48, placeholder=" …")
+            axis.plot(x, mean, line, color=color, marker=marker, markevery=20, linewidth=3, markersize=9, label=label)
+        axis.set_title(ylabel, fontsize=16, loc="left")
+        axis.set_xlabel("√KL from SFT (√nats)", fontsize=16)
+        axis.tick_params(labelsize=14)
+        grid(axis)
+    figure.axes[0].legend(fontsize=14, frameon=False, loc="upper left")
+    titled(figure).suptitle(title, fontsize=18, x=0.01, ha="left")
+    words = f"Sandbox (simulation). Lines: means of {seeds_text(len(results.curves[key]) for key in keys.values())}; "
+    words += f"shaded: their 95 % t-intervals, from {FEWEST} seeds on."
+    figure.supxlabel(words, fontsize=14, color="#555555", x=0.01, ha="left")
+    return figure

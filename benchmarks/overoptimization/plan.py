@@ -12,17 +12,16 @@ Sources: Gao, Schulman and Hilton 2022 (arXiv 2210.10760); Coste et al. 2023 (ar
 AlpacaFarm (arXiv 2305.14387), section 4.3.
 """
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import tyro
+from pydantic import Field
 
-from ...cli.options import parse
-from ...errors import UnknownNameError
+from ...cli.options import Count
 from ..experiment.engine import run as run_experiment
 from ..experiment.reward_models import train as train_reward_model
 from ..harness.cells import Work
@@ -30,16 +29,20 @@ from ..harness.page import publish
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.stored import cell_file
-from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
-from .analysis import COLUMNS, Results, position
+from ..harness.study import Row, Study, StudyOptions, named_once, run_command, write_csv
+from .analysis import COLUMNS, position
 from .best_of_n import run_best_of_n, run_samples
-from .page import page_of
+from .page import page
 from .runs import Sizes, TreatmentRun
-from .treatments import TREATMENTS, Labels, find_treatment
+from .treatments import BY_NAME, find_treatment
 
 NAME = "overoptimization"
 QUICK = ("none", "ann", "uwo_3")  # treatments of --quick
-KNOWN = [treatment.name for treatment in TREATMENTS]
+REWARD_MODELS = (
+    *("treatment", "judge", "flip", "num_labels", "layers", "member", "seed", "num_trained", "num_pairs"),
+    *("accuracy_gold", "accuracy_judge", "calibration_error"),
+)
+"""Columns of reward_models.csv."""
 Method = Literal["ppo", "quark", "expert_iteration", "dpo", "best_of_n"]
 
 
@@ -47,34 +50,25 @@ Method = Literal["ppo", "quark", "expert_iteration", "dpo", "best_of_n"]
 class OveroptimizationOptions(StudyOptions):
     """Options of the over-optimization study. With --quick there are 2 seeds, 3 treatments and small sizes."""
 
+    name: ClassVar[str] = NAME
+    no_data: ClassVar[str] = "only the sandbox knows the true reward."
     quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 2}
 
-    seeds: int = 5
+    seeds: Count = 5
     """Number of independent runs: seeds 0 .. N-1, of the labels, the reward models, the samples and the methods."""
     treatments: tuple[str, ...] = ()
     """Which reward treatments, by name or as module:attribute of your own. Default: all, with --quick none, ann and
     uwo_3."""
-    methods: tuple[Method, ...] = ("ppo", "best_of_n")
+    methods: Annotated[tuple[Method, ...], Field(min_length=1)] = ("ppo", "best_of_n")
     """Methods that optimize against them. DPO learns from the labels alone, whatever reward is made of them, and has no
     run in a treatment without labels."""
-    kl_coef: float | None = None
+    kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """PPO's KL penalty: how much reward, in standard deviations of SFT's answers to one instruction, a nat costs. The
     less, the farther PPO goes. Default: 0.05."""
-    processes: int = 2
+    processes: Count = 2
     """Cells at a time, each in a process with one torch thread."""
     sizes: Annotated[Sizes | None, tyro.conf.Suppress] = None
     """Other sizes, for tests."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.processes < 1:
-            raise ValueError(f"--processes: expected 1 or more, got {self.processes!r}")
-        if self.kl_coef is not None and not 0 <= self.kl_coef < math.inf:
-            raise ValueError(f"--kl-coef: expected 0 or more, got {self.kl_coef!r}")
-        if self.data not in (None, "sandbox"):
-            raise ValueError(f"--data: expected none, since only the sandbox knows the true reward, got {self.data!r}.")
-        if not self.methods or len(set(self.methods)) != len(self.methods):
-            raise ValueError(f"--methods: expected one or more, each once, got {self.methods!r}")
 
     @property
     def chosen_sizes(self) -> Sizes:
@@ -84,22 +78,10 @@ class OveroptimizationOptions(StudyOptions):
 
     @property
     def specs(self) -> dict[str, str]:
-        """Name of each chosen treatment -> how it was asked for; UnknownNameError where two have one name."""
-        specs: dict[str, str] = {}
-        for spec in self.treatments or (QUICK if self.quick else KNOWN):
-            name = find_treatment(spec).name
-            if specs.setdefault(name, spec) != spec or (spec != name and name in KNOWN):
-                taken = "the study itself" if name in KNOWN else specs[name]
-                raise UnknownNameError(
-                    f"--treatments {spec}: expected a name of its own, got {name!r}, which is taken by {taken}."
-                )
-        return specs
-
-    @classmethod
-    def parse(cls, args: Sequence[str] | None = None) -> Self:
-        """Options from the command line; --quick changes what is not given."""
-        prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-        return parse(cls, args, prog=prog, description=__doc__)
+        """Name of each chosen treatment -> how it was given."""
+        return named_once(
+            "--treatments", self.treatments or (QUICK if self.quick else BY_NAME), find_treatment, BY_NAME
+        )
 
 
 def make_plans(options: OveroptimizationOptions) -> list[TreatmentRun]:
@@ -111,7 +93,7 @@ def make_plans(options: OveroptimizationOptions) -> list[TreatmentRun]:
     specs, sizes, out = list(options.specs.values()), options.chosen_sizes, options.folder(NAME)
     every = [
         TreatmentRun(treatment=spec, agent=method, seed=seed, out=out, sizes=sizes)
-        for spec in dict.fromkeys((*specs, *KNOWN))
+        for spec in dict.fromkeys((*specs, *BY_NAME))
         for method in get_args(Method)
         for seed in range(options.seeds)
     ]
@@ -154,7 +136,7 @@ def run(options: OveroptimizationOptions) -> int:
             why = f"no run was finished, why is above. No page is written; one in {study.out} is of an earlier call."
             print(f"error: {why}", file=sys.stderr)
             return study.exit_status
-        write_results(study, runs, rows["reward models"], rows["methods"])
+        write_results(study, runs, rows["methods"])
         if study.failed:
             print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
         return study.finish()
@@ -169,21 +151,20 @@ def settings(plan: TreatmentRun) -> dict[str, Any]:
     return {"sizes": asdict(plan.sizes), **{name: asdict(config) for name, config in configs.items()}}
 
 
-def write_results(study: Study, runs: Sequence[TreatmentRun], models: Sequence[Row], rows: Sequence[Row]) -> None:
+def write_results(study: Study, runs: Sequence[TreatmentRun], rows: Sequence[Row]) -> None:
     """The tables and the page, of the rows of finished cells."""
-    sizes, order = runs[0].sizes, {run.treated.name: place for place, run in enumerate(runs)}
+    order = {run.treated.name: place for place, run in enumerate(runs)}
     curves = [table_row(row) for row in rows]
     curves.sort(key=lambda row: (order[row["treatment"]], row["method"], row["seed"], row[position(row["method"])]))
     study.write_table(curves, COLUMNS)
-    used, file = reward_models_of(runs, models), study.out / "reward_models.csv"
-    if used:
-        write_csv(file, used)
-    else:
-        file.unlink(missing_ok=True)  # an earlier call's, of other treatments
+    done = set(study.done)
+    models = {(run.treated.name, model.cell): model.cell for run in runs for model in run.members if model.cell in done}
+    used = [{"treatment": name, **study.rows(cell)[0]} for (name, _), cell in models.items()]
+    write_csv(study.out / "reward_models.csv", used, REWARD_MODELS)
     # With the number of labels that they really have.
-    treatments = [replace(run.treated, num_labels=run.labels.num_labels) for run in runs]
-    study.note(level="sandbox", treatments={each.name: each.settings() for each in treatments})
-    publish(study, page_of(Results(curves, treatments), used, sizes))
+    treatments = [(run.treated.title, replace(run.treated, num_labels=run.labels.num_labels)) for run in runs]
+    study.note(level="sandbox", treatments={each.name: {"title": t, **each.settings()} for t, each in treatments})
+    publish(study, page(study.out))
 
 
 def table_row(row: Row) -> Row:
@@ -191,18 +172,6 @@ def table_row(row: Row) -> Row:
     place = {"step": None, "n": row["step"]} if row["method"] == "best_of_n" else {"n": None}
     row = {**row, **place}
     return {name: None if row.get(name) != row.get(name) else row.get(name) for name in COLUMNS}
-
-
-def reward_models_of(runs: Sequence[TreatmentRun], models: Sequence[Row]) -> list[Row]:
-    """A row a treatment, seed and member: reward models that several treatments share stand in each of them."""
-    names = [*(field.name for field in fields(Labels)), "member", "seed"]
-    by_model = {tuple(row[name] for name in names): row for row in models}
-    wanted = dict.fromkeys(
-        (run.treated.name, (*vars(run.labels).values(), member, run.seed))
-        for run in runs
-        for member in range(run.treated.members)
-    )
-    return [{"treatment": name, **by_model[model]} for name, model in wanted if model in by_model]
 
 
 def main() -> int:

@@ -16,19 +16,18 @@ from typing import Any, ClassVar, Final
 
 from gymnasium.vector import VectorEnv
 
-from ... import agents, sandbox
+from ... import agents
 from ...errors import DataError
 from ...folders import hash_model
-from ...instructions import Instruction, Preference
+from ...instructions import Preference
 from ...oracles.base import RewardOracle
 from ...plugins import source_mark
 from ...seeding import keyed_rng
 from ..experiment.engine import Experiment, Sampling
-from ..experiment.evaluation import subset
 from ..experiment.reward_models import LAST_FILE, RewardModelRun
 from ..harness.stored import cell_file
 from ..harness.study import Row
-from .treatments import SCALE_SAMPLES, Labels, SeedInputs, Treatment, find_treatment
+from .treatments import SCALE_SAMPLES, Labels, Treatment, find_treatment
 
 TEMPERATURE: Final = 1.0
 """Temperature of all responses that are measured: that of PPO's training, at which its KL is penalised."""
@@ -53,13 +52,9 @@ class Sizes:
     """Largest n of best-of-n."""
     num_eval: int = 201
     """Instructions of eval that a policy answers at each evaluation."""
-    ppo_steps: int = 40
-    """PPO and Quark steps, past the peak of gold; expert iteration and DPO train in proportion."""
-    often_until: int = 10
-    """Up to this PPO step, while gold rises and falls fastest, the policy is evaluated every `often` steps..."""
-    often: int = 2
-    seldom: int = 5
-    """... and every `seldom` after it."""
+    steps: tuple[int, ...] = (0, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)
+    """PPO and Quark steps at which the policy is evaluated, often while gold rises and falls fastest; the last one is
+    past the peak of gold. Expert iteration and DPO train in proportion."""
     rollouts: int = 256
     """Responses of a PPO or Quark step; instructions of a round of expert iteration."""
     kl_coef: float = 0.05
@@ -69,64 +64,48 @@ class Sizes:
     @classmethod
     def quick(cls) -> Sizes:
         """Those of --quick."""
-        short = {"ppo_steps": 6, "often_until": 0, "seldom": 3}
-        return cls(num_labels=2000, num_fresh=1000, num_prompts=20, num_samples=64, **short)
+        return cls(num_labels=2000, num_fresh=1000, num_prompts=20, num_samples=64, steps=(0, 3, 6))
 
     @property
-    def evaluated_steps(self) -> list[int]:
-        """PPO steps after which the policy is evaluated; 0 is before training."""
-        last = min(self.often_until, self.ppo_steps)
-        often, seldom = range(0, last + 1, self.often), range(last, self.ppo_steps + 1, self.seldom)
-        return sorted({0, *often, *seldom, self.ppo_steps})
+    def rounds(self) -> int:
+        """Rounds of expert iteration: many, where the paper has one, which goes no farther than its best-of-n."""
+        return max(1, self.steps[-1] // 6)
 
-    @property
-    def ns(self) -> list[int]:
-        """1, 2, 4, ... and the largest n."""
-        return sorted({*(2**i for i in range(self.num_samples.bit_length())), self.num_samples})
+    def places(self, method: str) -> tuple[int, ...]:
+        """Where a method is evaluated, ascending: after steps from 0, rounds of expert iteration, at n of best-of-n."""
+        if method == "best_of_n":
+            return tuple(sorted({*(2**i for i in range(self.num_samples.bit_length())), self.num_samples}))
+        if method == "expert_iteration":
+            return tuple(range(self.rounds + 1))
+        return tuple(step * (DPO_STEPS if method == "dpo" else 1) for step in self.steps)
 
-    def instructions(self, num: int) -> list[Instruction]:
-        """So many instructions of eval, evenly spread, always the same ones."""
-        everything = sandbox.SANDBOX.instructions("eval")
-        return [everything[index] for index in subset(len(everything), num)]
-
-
-def rounds(sizes: Sizes) -> int:
-    """Rounds of expert iteration: many, where the paper has one. One goes no farther than the best-of-n it imitates."""
-    return max(1, sizes.ppo_steps // 6)
-
-
-def changed(method: str, sizes: Sizes) -> tuple[tuple[str, Any], ...]:
-    """Settings that differ from the sandbox's presets."""
-    online = {
-        "total_steps": sizes.ppo_steps,
-        "rollout_batch_size": sizes.rollouts,
-        "minibatch_size": min(agents.PPOConfig.sandbox().minibatch_size, sizes.rollouts),
-        "schedule": "constant",  # a rate that falls to 0 stops the policy where it is: near the peak
-        "save_every": 10,
-        "keep_checkpoints": 1,
-    }
-    # Quark stays near SFT at its own rate.
-    rate = agents.ExpertIterationConfig.sandbox().sft.learning_rate
-    # Epochs are more than DPO's steps take, whatever the number of pairs: `places` says where it ends.
-    dpo = {"epochs": DPO_STEPS * sizes.ppo_steps, "warmup_steps": 8, "save_every": 20, "keep_checkpoints": 1}
-    iterated = {"num_rounds": rounds(sizes), "num_instructions": sizes.rollouts, "save_every": 10}
-    fields: dict[str, dict[str, Any]] = {
-        "ppo": {**online, "kl_coef": sizes.kl_coef},
-        "quark": {**online, "learning_rate": rate},
-        "expert_iteration": {**iterated, "keep_checkpoints": 1},
-        "dpo": {**dpo, "schedule": "constant"},
-        "best_of_n": {},
-    }
-    return tuple(fields[method].items())
-
-
-def places(method: str, sizes: Sizes) -> tuple[int, ...]:
-    """Where a method is evaluated, ascending: after steps from 0, rounds of expert iteration, at n of best-of-n."""
-    if method == "best_of_n":
-        return tuple(sizes.ns)
-    if method == "expert_iteration":
-        return tuple(range(rounds(sizes) + 1))
-    return tuple(step * (DPO_STEPS if method == "dpo" else 1) for step in sizes.evaluated_steps)
+    def changed(self, method: str) -> tuple[tuple[str, Any], ...]:
+        """Settings that differ from the sandbox's presets."""
+        kept = {"save_every": 10, "keep_checkpoints": 1}
+        online = {
+            "total_steps": self.steps[-1],
+            "rollout_batch_size": self.rollouts,
+            "minibatch_size": min(agents.PPOConfig.sandbox().minibatch_size, self.rollouts),
+            "schedule": "constant",  # a rate that falls to 0 stops the policy where it is: near the peak
+            **kept,
+        }
+        # Quark stays near SFT at its own rate.
+        rate = agents.ExpertIterationConfig.sandbox().sft.learning_rate
+        fields: dict[str, dict[str, Any]] = {
+            "ppo": {**online, "kl_coef": self.kl_coef},
+            "quark": {**online, "learning_rate": rate},
+            "expert_iteration": {"num_rounds": self.rounds, "num_instructions": self.rollouts, **kept},
+            # Epochs are more than the steps take, whatever the number of pairs: `places` says where it ends.
+            "dpo": {
+                "epochs": DPO_STEPS * self.steps[-1],
+                "warmup_steps": 8,
+                **kept,
+                "save_every": 20,
+                "schedule": "constant",
+            },
+            "best_of_n": {},
+        }
+        return tuple(fields[method].items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +129,9 @@ class TreatmentRun(Experiment):
         mark = hashlib.sha256(content.encode()).hexdigest()[:8]
         settled = {
             "cell": f"{self.treated.name} ({mark}), {self.agent}, seed {self.seed}",
-            "splits": (("eval", self.sizes.num_eval),),
-            "places": places(self.agent, self.sizes),
-            "changed": changed(self.agent, self.sizes),
+            "splits": (("eval", self.sizes.num_prompts if self.agent == "best_of_n" else self.sizes.num_eval),),
+            "places": self.sizes.places(self.agent),
+            "changed": self.sizes.changed(self.agent),
         }
         for name, value in settled.items():
             object.__setattr__(self, name, value)
@@ -196,8 +175,8 @@ class TreatmentRun(Experiment):
         ]
 
     @cached_property
-    def inputs(self) -> SeedInputs:
-        """All that the treatment makes its reward from; DataError where a member has not been trained."""
+    def models(self) -> tuple[Path, ...]:
+        """Folders of the trained members; DataError where one is missing."""
         if missing := [model for model in self.members if not (model.target / LAST_FILE).is_file()]:
             cells = ", ".join(str(cell_file(model.out, model.cell)) for model in missing)
             names = "; ".join(model.cell for model in missing)
@@ -205,12 +184,12 @@ class TreatmentRun(Experiment):
                 f"{self.cell}: expected its reward models, found none for: {names}. To train them anew remove {cells} "
                 "(what there is of it) and call again."
             )
-        return SeedInputs(self.seed, tuple(model.target for model in self.members))
+        return tuple(model.target for model in self.members)
 
     @property
     def value_start(self) -> Path | None:
         """PPO's value model starts from the first reward model; without one from the SFT policy."""
-        return next(iter(self.inputs.reward_models), None)
+        return next(iter(self.models), None)
 
     def policy(self, **limits: int) -> agents.LanguageModel:
         """The SFT policy, which is also kept as the reference."""
@@ -224,19 +203,19 @@ class TreatmentRun(Experiment):
 
     def oracle(self, policy: agents.LanguageModel | None = None) -> RewardOracle:
         """The treatment's reward of responses to instructions of unlabeled."""
-        return self.treated.proxy(self.inputs, "unlabeled")
+        return self.treated.proxy(self.models, "unlabeled")
 
     def env(self, num_envs: int, policy: agents.LanguageModel | None = None) -> VectorEnv[Any, Any, Any]:
         """AlpacaFarm-PPO-v0 with the treatment's reward."""
-        return self.treated.env(self.inputs, num_envs)
+        return self.treated.env(self.models, num_envs)
 
     def proxy(self) -> RewardOracle:
         """The treatment's reward of responses to instructions of eval."""
-        return self.treated.proxy(self.inputs)
+        return self.treated.proxy(self.models)
 
     def settings(self) -> dict[str, Any]:
         """Also of the treatment and its reward models."""
-        models = {folder.name: hash_model(folder) for folder in self.inputs.reward_models}
+        models = {folder.name: hash_model(folder) for folder in self.models}
         sizes = {"sizes": asdict(self.sizes)}
         return super().settings() | sizes | {"treated": self.treated.settings(), "reward_models": models}
 
@@ -250,7 +229,6 @@ def reward_model(labels: Labels, member: int, seed: int, out: Path, sizes: Sizes
         pairs=partial(labels.pairs, seed),
         facts={**asdict(labels), "member": member},
         training_seed=seed if member == 0 else int(keyed_rng(seed, "member", member).integers(2**31)),
-        trunk=Path(labels.trunk or sandbox.POLICY),
         layers=labels.layers,
         num_val=sizes.num_val,
         num_samples=SCALE_SAMPLES,

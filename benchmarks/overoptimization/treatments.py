@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import gymnasium as gym
 import numpy as np
+import pydantic
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
+from pydantic import Field
 
 from ... import sandbox
+from ...cli.options import Count
 from ...errors import UnknownNameError, did_you_mean
 from ...folders import hash_model
 from ...instructions import Instruction, Preference
@@ -30,6 +31,12 @@ from ..experiment.evaluation import DISAGREEMENT
 Env = VectorEnv[Any, Any, Any]
 SLOTS = 256  # responses that a wrapped environment scores at a time
 SCALE_SAMPLES: Final = 4  # SFT's answers to each instruction of val that sets a reward's scale
+LEVEL_SAMPLES: Final = 4
+"""SFT's answers whose mean score an ensemble's members subtract: they differ most in their level on an instruction,
+which no label decides."""
+UWO_WEIGHT: Final = 0.5
+"""UWO's weight of the variance. Coste et al. 2023 (arXiv 2310.02743) take 0.5 for best-of-n and 0.1 for PPO, in units
+of their own; here both methods have one reward."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +46,14 @@ class Labels:
     judge: str
     flip: float
     num_labels: int
-    trunk: str | None = None
     layers: int | None = None
 
     @property
     def name(self) -> str:
         """For cells, folders and tables: "sim_eval, flip 0.25, 2000 labels"."""
-        trunk = "" if self.trunk is None else f", trunk {_marked(self.trunk)}"
         layers = "" if self.layers is None else f", layers {self.layers}"
         flip = np.format_float_positional(self.flip, trim="-")
-        return f"{self.judge}, flip {flip}, {self.num_labels} labels{trunk}{layers}"
+        return f"{self.judge}, flip {flip}, {self.num_labels} labels{layers}"
 
     def pairs(self, seed: int) -> tuple[Preference, ...]:
         """The pairs of SFT samples as the judge labels them, less the ties; the seed is the annotators' too."""
@@ -63,114 +68,78 @@ class Labels:
         return Flip(judge, self.flip, seed=seed) if self.flip else judge
 
 
-def _marked(folder: str) -> str:
-    """Tells models apart by their content: other weights in the same place, and folders of one name."""
-    return f"{Path(folder).name} ({hashlib.sha256(json.dumps(hash_model(Path(folder))).encode()).hexdigest()[:8]})"
-
-
-@dataclass(frozen=True)
-class SeedInputs:
-    """All that a treatment makes its reward from in one seed of the study."""
-
-    seed: int
-    reward_models: tuple[Path, ...]
-    """Folders of the members, trained on the treatment's labels."""
-
-
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class Treatment:
     """A reward to train on and to choose by; everything else of the study is held fixed."""
 
-    name: str
+    name: Annotated[str, Field(pattern="^[^:,/]+$")]
     """As in table.csv and on the command line."""
     title: str
     """For readers."""
     judge: str = "sim_eval"
     """Who labels the pairs: a judge of the sandbox."""
-    flip: float = 0.0
-    """Share of the labels that is flipped, 0 to 0.5."""
-    num_labels: int = 2_000
+    flip: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of the labels that is flipped."""
+    num_labels: Count = 2_000
     """Pairs that are labelled, of the sandbox's 10,000; ties are left out."""
-    members: int = 1
+    members: Annotated[int, Field(ge=0)] = 1
     """Reward models. They share the labels and differ in the start of the head and the order of the pairs. 0, with
     an `oracle`: none is trained."""
     combine: Literal["mean", "min", "uwo"] = "mean"
-    """How the members' scores make one: their mean, their minimum (WCO), or mean - uwo_weight * variance (UWO)."""
-    uwo_weight: float = 0.5
-    """UWO's weight of the variance. Coste et al. 2023 (arXiv 2310.02743) take 0.5 for best-of-n and 0.1 for PPO, in
-    units of their own; here both methods have one reward."""
-    level_samples: int = 4
-    """An ensemble's members score an answer less the mean of this many of SFT's own (`oracles.BaselineSubtracted`).
-    With 0 they differ most in their level on an instruction, which no label decides. No effect on a single model."""
-    trunk: str | None = None
-    """Folder of a language model with the policy's tokenizer that the reward models start from; None: the policy."""
-    layers: int | None = None
-    """How many of its layers the reward models keep, from the embedding on. None: all (the policy has 3)."""
+    """How the members' scores make one: their mean, their minimum (WCO), or mean - 0.5 variance (UWO). Each scores an
+    answer less the mean of some of SFT's own (`oracles.BaselineSubtracted`)."""
+    layers: Count | None = None
+    """How many of the policy's layers the reward models keep, from the embedding on. None: all (it has 3)."""
     wrap: Callable[[Env], Env] | None = None
     """A wrapper of your own over AlpacaFarm-PPO-v0, whose reward is the members'. It decides the reward in training;
     responses are scored by stepping it."""
-    oracle: RewardOracle | Callable[[SeedInputs], RewardOracle] | None = None
-    """An oracle of your own instead of the members' score, or what makes it in every process. Without members PPO's
-    value model starts from the SFT policy, with them from the first one."""
+    oracle: Any = None
+    """An oracle of your own instead of the members' score. Without members PPO's value model starts from the SFT
+    policy, with them from the first one."""
 
     def __post_init__(self) -> None:
-        expected = {
-            "name": (self.name and not set(self.name) & set(":,/"), "a text without ':', ',' and '/'"),
-            "flip": (0 <= self.flip <= 0.5, "from 0 to 0.5"),
-            "num_labels": (self.num_labels >= 1, "1 or more"),
-            "layers": (self.layers is None or self.layers >= 1, "1 or more, or None"),
-            "combine": (self.combine in ("mean", "min", "uwo"), "'mean', 'min' or 'uwo'"),
-            "level_samples": (self.level_samples >= 0, "0 or more"),
-            "uwo_weight": (0 <= self.uwo_weight < math.inf, "0 or more"),
-            "members": (self.members >= (self.oracle is None), "1 or more (0 only with an oracle of your own)"),
-        }
-        for field, (holds, words) in expected.items():
-            if not holds:
-                raise ValueError(f"Treatment {self.name!r}: {field} must be {words}, got {getattr(self, field)!r}")
+        if not self.members and self.oracle is None:
+            raise ValueError(f"Treatment {self.name!r}: expected members, or an oracle of your own, got neither")
 
     def labels(self, most: int) -> Labels:
         """The labels that its reward models learn from; `most` labels at most."""
-        return Labels(self.judge, self.flip, min(self.num_labels, most), self.trunk, self.layers)
+        return Labels(self.judge, self.flip, min(self.num_labels, most), self.layers)
 
     def settings(self) -> dict[str, Any]:
         """All that decides its reward, JSON-able; of callables whether there is one, of models their content."""
-        left_out = {"title", *(() if self.members > 1 else ("combine", "uwo_weight", "level_samples"))}
+        left_out = {"title", *(() if self.members > 1 else ("combine",))}
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
         given = hash_model(self.oracle.path) if isinstance(self.oracle, RewardModel) else self.oracle is not None
-        return {**values, "trunk": self.trunk and _marked(self.trunk), "wrap": self.wrap is not None, "oracle": given}
+        return {**values, "wrap": self.wrap is not None, "oracle": given}
 
-    def reward(self, inputs: SeedInputs) -> RewardOracle:
-        """The reward before `wrap`."""
-        if isinstance(self.oracle, RewardOracle) and not isinstance(self.oracle, type):
-            return self.oracle
+    def reward(self, models: Sequence[Path]) -> RewardOracle:
+        """The reward before `wrap`, of the members' folders."""
         if self.oracle is not None:
-            return cast(Callable[[SeedInputs], RewardOracle], self.oracle)(inputs)
-        members: list[RewardOracle] = [RewardModel(x, name=f"member_{i}") for i, x in enumerate(inputs.reward_models)]
+            return cast(RewardOracle, self.oracle)
+        members: list[RewardOracle] = [RewardModel(each, name=f"member_{i}") for i, each in enumerate(models)]
         if len(members) == 1:
             return members[0]
-        if self.level_samples:
-            level = partial(sft_answers, num_samples=self.level_samples)
-            members = [BaselineSubtracted(member, level) for member in members]
-        return Ensemble(members, self.combine, self.uwo_weight if self.combine == "uwo" else None)
+        members = [BaselineSubtracted(member, sft_answers) for member in members]
+        return Ensemble(members, self.combine, UWO_WEIGHT if self.combine == "uwo" else None)
 
-    def env(self, inputs: SeedInputs, num_envs: int, split: str = "unlabeled") -> Env:
+    def env(self, models: Sequence[Path], num_envs: int, split: str = "unlabeled") -> Env:
         """AlpacaFarm-PPO-v0 with this treatment's reward."""
         env = gym.make_vec(
             "AlpacaFarm-PPO-v0",
             num_envs=num_envs,
             dataset="sandbox",
             split=split,
-            oracle=self.reward(inputs),
+            oracle=self.reward(models),
             on_unscored="truncate",
             autoreset_mode=AutoresetMode.DISABLED,
         )
         return env if self.wrap is None else self.wrap(env)
 
-    def proxy(self, inputs: SeedInputs, split: str = "eval") -> RewardOracle:
+    def proxy(self, models: Sequence[Path], split: str = "eval") -> RewardOracle:
         """The reward that is maximised, as an oracle of responses to instructions of a split."""
         if self.wrap is None:
-            return self.reward(inputs)
-        return EnvOracle(self.name, lambda num_envs: self.env(inputs, num_envs, split))
+            return self.reward(models)
+        return EnvOracle(self.name, partial(self.env, models, split=split))
 
 
 class EnvOracle(NoDeepCopy):
@@ -206,43 +175,20 @@ def _policy() -> Any:
     return LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
 
 
-_ANSWERS: Final[dict[tuple[int, str], list[str]]] = {}
+_ANSWERS: Final[dict[str, list[str]]] = {}
 
 
-def sft_answers(instructions: Sequence[str], num_samples: int) -> list[list[str]]:
-    """SFT's answers to each instruction, at temperature 1: the same whatever else is asked."""
+def sft_answers(instructions: Sequence[str]) -> list[list[str]]:
+    """SFT's `LEVEL_SAMPLES` answers to each instruction, at temperature 1: the same whatever else is asked."""
     from ...agents.loop import keyed_generator
     from ...sandbox.dataset import SEED
 
-    if new := list({str(x): x for x in instructions if (num_samples, str(x)) not in _ANSWERS}.values()):
+    if new := list({str(each): each for each in instructions if str(each) not in _ANSWERS}.values()):
         generators = [keyed_generator(SEED, "level", str(each)) for each in new]
-        texts = _policy().generate(new, generator=generators, num_samples=num_samples).texts
+        texts = _policy().generate(new, generator=generators, num_samples=LEVEL_SAMPLES).texts
         for place, each in enumerate(new):
-            _ANSWERS[num_samples, str(each)] = list(texts[place * num_samples :][:num_samples])
-    return [_ANSWERS[num_samples, str(each)] for each in instructions]
-
-
-class StandardizedUtility(NoDeepCopy):
-    """The greedy annotator's own utility, scaled as the study's reward models are: one KL penalty pulls equally hard.
-
-    0 is the mean score of SFT's answers, 1 their standard deviation within an instruction.
-    """
-
-    def __init__(self, inputs: SeedInputs) -> None:
-        from ...agents.reward_modeling import scale_of
-        from ..experiment.reward_models import sample
-
-        self.oracle = sandbox.utility_oracle("sim_gpt4")
-        self.name = self.oracle.name
-        val = sandbox.SANDBOX.instructions("val")[:500]
-        answers = sample(_policy(), val, "calibration", SCALE_SAMPLES)
-        scores = self.oracle.score([x for x in val for _ in range(SCALE_SAMPLES)], answers)
-        self.mean, self.std = scale_of(scores, SCALE_SAMPLES)
-
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """(utility - mean) / std, [B]."""
-        scores: NDArray[np.float64] = (self.oracle.score(instructions, responses) - self.mean) / self.std
-        return scores
+            _ANSWERS[str(each)] = list(texts[place * LEVEL_SAMPLES :][:LEVEL_SAMPLES])
+    return [_ANSWERS[str(each)] for each in instructions]
 
 
 TREATMENTS: Final = (
@@ -257,9 +203,9 @@ TREATMENTS: Final = (
     Treatment("mean_3", "25 % flips, mean of 3", flip=0.25, members=3, combine="mean"),
     Treatment("wco_3", "25 % flips, minimum of 3 (WCO)", flip=0.25, members=3, combine="min"),
     Treatment("uwo_3", "25 % flips, mean - variance of 3 (UWO)", flip=0.25, members=3, combine="uwo"),
-    Treatment("gpt4_utility", "the greedy annotator's own utility", members=0, oracle=StandardizedUtility),
 )
-"""The sweep: noise, label counts, model sizes, ensembles, and an annotator without a reward model."""
+"""The sweep: noise, label counts, model sizes and ensembles."""
+BY_NAME: Final = {treatment.name: treatment for treatment in TREATMENTS}
 
 
 def find_treatment(spec: str) -> Treatment:
@@ -268,11 +214,10 @@ def find_treatment(spec: str) -> Treatment:
     An oracle scores as it is and needs no labels. A wrapper (a class over batched environments, or a function of one)
     goes over the reward model of 25 % flips, under its attribute's name. UnknownNameError for anything else.
     """
-    by_name = {treatment.name: treatment for treatment in TREATMENTS}
     if ":" not in spec:
-        if spec not in by_name:
-            raise did_you_mean("treatment", spec, by_name)
-        return by_name[spec]
+        if spec not in BY_NAME:
+            raise did_you_mean("treatment", spec, BY_NAME)
+        return BY_NAME[spec]
     own, attribute = find_attribute("Treatment", spec), spec.partition(":")[2]
     if isinstance(own, Treatment):
         return own
