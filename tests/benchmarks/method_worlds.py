@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
-from alpacafarm_env.benchmarks.method_ranking.summary import Summary
+from alpacafarm_env.benchmarks.method_ranking.page import Summary
 from alpacafarm_env.benchmarks.methods.methods import Method, make_feedme
 
 JUDGES = ("win_rate_simulated", "win_rate_human")
@@ -34,7 +34,7 @@ def study(wins, lengths=None):
 
     A seed that is None has failed. `lengths`: method -> one number a seed.
     """
-    rows, credits = [], {}
+    rows, credits = [], {"simulated": {}, "human": {}}
     for name, seeds in wins.items():
         for feedback in ("simulated", "human"):
             for seed, values in enumerate(seeds):
@@ -44,7 +44,7 @@ def study(wins, lengths=None):
                     judge: (np.arange(NUM) * 37 % NUM < value).astype(float)
                     for judge, value in zip(JUDGES, values, strict=True)
                 }
-                credits[name, feedback, seed] = verdicts
+                credits[feedback].setdefault(name, []).append(verdicts[f"win_rate_{feedback}"])
                 length = (lengths or {}).get(name, [100.0] * len(seeds))[seed]
                 means = {judge: 100 * verdicts[judge].mean() for judge in JUDGES}
                 costs = {"gold": values[1] / 10, "length": length, "seconds": 12.5, "tokens": 1000}
@@ -53,8 +53,7 @@ def study(wins, lengths=None):
 
 
 def summarize(wins, methods=None, *, lengths=None, only=None, **options):
-    """The summary of a made-up study; `only`: what a row must be."""
+    """The summary and the credits of a made-up study; `only`: what a row must be."""
     rows, credits = study(wins, lengths)
     rows = [row for row in rows if only is None or only(row)]
-    num_seeds = max(len(seeds) for seeds in wins.values())
-    return Summary(frame_of(rows), credits, methods or [Facts(name) for name in wins], num_seeds=num_seeds, **options)
+    return Summary(frame_of(rows), methods or [Facts(name) for name in wins], **options), credits

@@ -9,7 +9,7 @@ from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS, Tr
 
 TINY = Sizes(
     num_labels=64, num_val=40, num_fresh=16, num_prompts=3, num_samples=6, num_eval=6,
-    ppo_steps=3, often_until=1, often=1, seldom=2, rollouts=8,
+    steps=(0, 1, 3), rollouts=8,
 )  # fmt: skip
 STEPS = (0, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)
 NS = tuple(2**power for power in range(11))
@@ -27,7 +27,6 @@ TRUTH = {
     "uwo_3": 0.33,
     "mine": 0.4,
     "layers_1": 0.62,
-    "gpt4_utility": 0.0,
 }
 """Treatment -> b of PPO's d(0.8 - b log d); best-of-n's is d(0.9 - 0.35 b d)."""
 START = 4.5

@@ -8,18 +8,18 @@ import pytest
 from scipy.stats import spearmanr
 from written import rows_of
 
+from alpacafarm_env.benchmarks import reward_model_accuracy
 from alpacafarm_env.benchmarks.experiment.engine import run as run_experiment
 from alpacafarm_env.benchmarks.method_ranking import plan as method_ranking
 from alpacafarm_env.benchmarks.method_ranking.plan import MethodRankingOptions
 from alpacafarm_env.benchmarks.methods.methods import METHODS
-from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
 from alpacafarm_env.benchmarks.win_rate_curve import plan as win_rate_curve
 from alpacafarm_env.benchmarks.win_rate_curve.page import Choice, choose, compare, curves_of
 from alpacafarm_env.benchmarks.win_rate_curve.plan import WinRateCurveOptions, make_plans
 
 
 def assert_ppo_beats_sft(found, choice):
-    gains = {measure: compare(found, choice)[measure].difference for measure in ("gold", "win_rate_human")}
+    gains = {measure: compare(found, choice)[measure]["difference"] for measure in ("gold", "win_rate_human")}
     for gain in gains.values():
         assert gain.mean > 3 * gain.standard_error > 0, gains
     return gains["win_rate_human"].mean

@@ -15,13 +15,12 @@ from alpacafarm_env.benchmarks.overoptimization import page as overoptimization_
 from alpacafarm_env.benchmarks.overoptimization import plan as overoptimization
 from alpacafarm_env.benchmarks.overoptimization import runs as overoptimization_runs
 from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS
-from alpacafarm_env.benchmarks.overoptimization.page import measured_by
-from alpacafarm_env.benchmarks.overoptimization.plan import OveroptimizationOptions, make_plans, reward_models_of
+from alpacafarm_env.benchmarks.overoptimization.plan import OveroptimizationOptions, make_plans
 from alpacafarm_env.benchmarks.overoptimization.runs import Sizes
 from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 
-TINY = replace(overoptimization_worlds.TINY, num_samples=4, ppo_steps=2, seldom=1)
+TINY = replace(overoptimization_worlds.TINY, num_samples=4, steps=(0, 1, 2))
 OWN = '''from gymnasium.vector import VectorWrapper
 
 from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
@@ -54,7 +53,7 @@ class Lengths:
         return [float(len(text)) for text in responses]
 
 
-TREATMENT = Treatment("NAME", "Long", members=0, oracle=lambda cell: Lengths())
+TREATMENT = Treatment("NAME", "Long", members=0, oracle=Lengths())
 """
 
 
@@ -73,8 +72,7 @@ def options_of(out, *treatments, **changes):
 
 @pytest.fixture
 def no_figures(monkeypatch):
-    monkeypatch.setattr(overoptimization_page, "draw_compared", lambda *args: ())
-    monkeypatch.setattr(overoptimization_page, "draw_groups", lambda *args: ())
+    monkeypatch.setattr(overoptimization_page, "draw_figures", lambda *args: {})
 
 
 def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, own, capsys, monkeypatch):
@@ -155,7 +153,7 @@ def test_an_edit_while_the_study_runs_is_never_mixed_in(tmp_path, monkeypatch, c
     assert "edited_of_mine:TREATMENT was edited after the study began" in capsys.readouterr().err
     assert {row["treatment"] for row in rows_of(out)} == {"steady"}
     assert not list((out / "runs").glob("edited*"))
-    assert not (out / "reward_models.csv").exists()
+    assert rows_of(out, "reward_models.csv") == []
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -180,7 +178,7 @@ def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys,
 
     written = []
     monkeypatch.setattr(overoptimization, "run_experiment", fail)
-    monkeypatch.setattr(overoptimization, "write_results", lambda study, runs, models, rows: written.extend(rows))
+    monkeypatch.setattr(overoptimization, "write_results", lambda study, runs, rows: written.extend(rows))
     assert overoptimization.run(options_of(tmp_path / "out", own)) == 1
     assert {row["method"] for row in written} == {"best_of_n"}
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -198,16 +196,9 @@ def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
     assert len({run.cell for run in runs}) == len(runs) == 2 * 5 * len(TREATMENTS)
     assert len(models) == 5 * 10  # eight kinds of labels, and two more members of those of 25 %
     assert len({model.target for model in models}) == len(models)
-    rows = [{**each.facts, "seed": each.seed, "accuracy_gold": place} for place, each in enumerate(models)]
-    used = {
-        (row["treatment"], row["seed"], row["member"]): row["accuracy_gold"] for row in reward_models_of(runs, rows)
-    }
-    assert len(used) == 5 * (8 + 3 * 3)
-    assert used["ann", 2, 0] == used["uwo_3", 2, 0] == used["wco_3", 2, 0]
-    assert len({used["uwo_3", 2, member] for member in range(3)}) == 3
-    # As many instructions as there are, not as many as were asked for, are what is said to be measured.
-    assert measured_by(["best_of_n"], Sizes(num_prompts=10_000), 1).num_instructions == {"best_of_n": 805}
-    assert not make_plans(options_of(tmp_path, "gpt4_utility", methods=("dpo",)))
+    cells = {(run.treated.name, run.seed): [model.cell for model in run.members] for run in runs}
+    assert cells["ann", 2][0] == cells["uwo_3", 2][0] == cells["wco_3", 2][0]
+    assert len(set(cells["uwo_3", 2])) == 3
 
 
 def test_calls_for_some_methods_and_treatments_add_up_to_one_table(tmp_path):
@@ -231,7 +222,7 @@ def test_a_treatment_whose_fields_change_is_another_cell(tmp_path, monkeypatch):
 def test_quick_changes_the_defaults_that_are_not_given():
     quick = OveroptimizationOptions.parse(["--quick"])
     assert (quick.seeds, tuple(quick.specs), quick.folder("x").name) == (2, ("none", "ann", "uwo_3"), "x-quick")
-    assert (quick.chosen_sizes.ppo_steps, quick.chosen_sizes.ns[-1]) == (6, 64)
+    assert (quick.chosen_sizes.steps[-1], quick.chosen_sizes.num_samples) == (6, 64)
     full = OveroptimizationOptions.parse(["--methods", "ppo", "--treatments", "ann", "none"])
     assert (full.seeds, tuple(full.specs), full.methods) == (5, ("ann", "none"), ("ppo",))
     assert full.chosen_sizes == Sizes()
@@ -241,24 +232,18 @@ def test_quick_changes_the_defaults_that_are_not_given():
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"seeds": 0}, "--seeds: expected 1 or more"),
-        ({"processes": 0}, "--processes: expected 1 or more, got 0"),
-        ({"kl_coef": -0.1}, "--kl-coef: expected 0 or more, got -0.1"),
-        ({"kl_coef": float("nan")}, "--kl-coef: expected 0 or more, got nan"),
-        ({"data": "mine"}, "--data: expected none"),
-        ({"methods": ()}, "--methods: expected one or more"),
-    ],
+    "changes",
+    [{"seeds": 0}, {"processes": 0}, {"kl_coef": -0.1}, {"kl_coef": float("nan")}, {"data": "x"}, {"methods": ()}],
 )
-def test_bad_options_are_named(changes, expected):
-    with pytest.raises(ValueError, match=re.escape(expected)):
+def test_bad_options_are_named(changes):
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}: expected"):
         OveroptimizationOptions(**changes)
 
 
 def test_a_name_is_taken_once(tmp_path, monkeypatch):
     (tmp_path / "taken_treatment.py").write_text(OWN.replace('"short_answers"', '"ann"'))
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnknownNameError, match="got 'ann', which is taken by the study itself"):
+    with pytest.raises(UnknownNameError, match="got 'ann', which is taken"):
         overoptimization.run(options_of(tmp_path / "out", "taken_treatment:TREATMENT"))
     assert not (tmp_path / "out").exists()

@@ -20,7 +20,6 @@ from alpacafarm_env.benchmarks.experiment import engine, reward_models
 from alpacafarm_env.benchmarks.experiment.engine import read_evaluation
 from alpacafarm_env.benchmarks.experiment.engine import run as run_experiment
 from alpacafarm_env.benchmarks.experiment.reward_models import sample
-from alpacafarm_env.benchmarks.overoptimization import runs as overoptimization_runs
 from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS
 from alpacafarm_env.benchmarks.overoptimization.best_of_n import (
     best_rows,
@@ -31,7 +30,7 @@ from alpacafarm_env.benchmarks.overoptimization.best_of_n import (
     samples_folder,
 )
 from alpacafarm_env.benchmarks.overoptimization.plan import table_row
-from alpacafarm_env.benchmarks.overoptimization.runs import TreatmentRun, changed
+from alpacafarm_env.benchmarks.overoptimization.runs import Sizes, TreatmentRun
 from alpacafarm_env.benchmarks.overoptimization.runs import reward_model as reward_model_of
 from alpacafarm_env.benchmarks.overoptimization.treatments import Labels
 from alpacafarm_env.errors import CheckpointError, DataError
@@ -40,17 +39,17 @@ from alpacafarm_env.sandbox.gold import GoldOracle
 
 OWN = """from alpacafarm_env import sandbox
 from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
-GOLD = Treatment("true", "True", members=0, oracle=lambda cell: sandbox.gold_oracle())
+GOLD = Treatment("true", "True", members=0, oracle=sandbox.gold_oracle())
 class Lengths:
     name = "lengths"
     def score(self, instructions, responses):
         import numpy as np
         return np.array([float(len(text)) for text in responses])
-LONG = Treatment("long", "Long", members=0, oracle=lambda cell: Lengths())
+LONG = Treatment("long", "Long", members=0, oracle=Lengths())
 class Silent(Lengths):
     def score(self, instructions, responses):
         return super().score(instructions, responses) * float("nan")
-SILENT = Treatment("silent", "Silent", members=0, oracle=lambda cell: Silent())
+SILENT = Treatment("silent", "Silent", members=0, oracle=Silent())
 """
 LABELS = Labels("sim_eval", 0.25, 64)
 
@@ -144,7 +143,7 @@ def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
     assert LABELS.pairs(6) != models[0].pairs()
 
 
-@pytest.mark.parametrize("start", [{"trunk": str(sandbox.REWARD_MODEL)}, {"layers": 1}])
+@pytest.mark.parametrize("start", [{}, {"layers": 1}])
 def test_a_unit_of_any_reward_is_its_spread_among_sft_s_answers_to_an_instruction(tmp_path, start):
     model = reward_model(tmp_path, replace(LABELS, **start))
     train(model)
@@ -281,9 +280,9 @@ def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_pa
     ("method", "treatment"), [("ppo", "uwo_3"), ("quark", "ann"), ("expert_iteration", "ann"), ("dpo", "ann")]
 )
 def test_an_interrupted_method_ends_with_the_same_bytes(tmp_path, monkeypatch, method, treatment):
-    sizes = replace(TINY, ppo_steps=12) if method == "expert_iteration" else TINY  # two rounds
-    often = lambda *given: tuple({**dict(changed(*given)), "save_every": 2}.items())
-    monkeypatch.setattr(overoptimization_runs, "changed", often)
+    sizes = replace(TINY, steps=(0, 1, 12)) if method == "expert_iteration" else TINY  # two rounds
+    changed = Sizes.changed
+    monkeypatch.setattr(Sizes, "changed", lambda *given: tuple({**dict(changed(*given)), "save_every": 2}.items()))
     same = {"agent": method, "seed": 0, "sizes": sizes, "treatment": treatment}
     whole, killed = (TreatmentRun(out=tmp_path / name, **same) for name in ("whole", "killed"))
     for model in whole.members:
@@ -350,4 +349,4 @@ def test_other_settings_and_missing_reward_models_are_told(tmp_path, own):
     run_samples(samples_of(tmp_path), silent)
     run(best_of_n(tmp_path, own[0]))
     with pytest.raises(CheckpointError, match="made with other settings"):
-        run(best_of_n(tmp_path, own[0], replace(TINY, num_eval=5)))
+        run(best_of_n(tmp_path, own[0], replace(TINY, num_val=5)))

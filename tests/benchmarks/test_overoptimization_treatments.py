@@ -1,7 +1,6 @@
 """Treatments of the over-optimization study: data, names, rewards, and wrappers and oracles of one's own."""
 
 import importlib
-import re
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from alpacafarm_env.benchmarks.overoptimization import treatments as overoptimiz
 from alpacafarm_env.benchmarks.overoptimization.treatments import (
     EnvOracle,
     Labels,
-    SeedInputs,
     Treatment,
     find_treatment,
     sft_answers,
@@ -23,7 +21,7 @@ from alpacafarm_env.oracles.base import Verdicts, judge
 
 EVAL = sandbox.SANDBOX.instructions("eval")[:7]
 TEXTS = ["Yes.", "A long answer. " * 9, "No.", "- a\n- b", "Blue.", "", "It is 4."]
-SHIPPED, NO_MODELS = SeedInputs(0, (sandbox.REWARD_MODEL,)), SeedInputs(0, ())
+SHIPPED, NO_MODELS = (sandbox.REWARD_MODEL,), ()
 OWN = """import numpy as np
 from gymnasium.vector import VectorWrapper
 from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
@@ -66,19 +64,6 @@ class TwoMinds:
         return self.judge(instructions, responses).scores
 
 
-def test_the_annotator_s_own_utility_needs_no_reward_model():
-    proxy = find_treatment("gpt4_utility").proxy(NO_MODELS)
-    found = proxy.score(EVAL, TEXTS)
-    plain = sandbox.utility_oracle("sim_gpt4").score(EVAL, TEXTS)
-    assert np.corrcoef(found, plain)[0, 1] == pytest.approx(1)
-    # In units of SFT's answers, as reward models are.
-    asked = sandbox.SANDBOX.instructions("val")[:200]
-    answers = [text for each in sft_answers(asked, 4) for text in each]
-    scores = proxy.score([each for each in asked for _ in range(4)], answers).reshape(-1, 4)
-    assert scores.mean() == pytest.approx(0, abs=0.15)  # the scale is set by other answers
-    assert scores.var(axis=1, ddof=1).mean() == pytest.approx(1, abs=0.15)
-
-
 def test_25_percent_flips_are_the_paper_s_annotators():
     pairs = sandbox.SANDBOX.pairs("preference")[:400]
     asked = (sandbox.SANDBOX.instructions("preference")[:400], [a for a, _ in pairs], [b for _, b in pairs])
@@ -94,21 +79,19 @@ def test_25_percent_flips_are_the_paper_s_annotators():
 
 
 def test_an_ensemble_s_reward_is_made_of_its_members():
-    cell = SeedInputs(0, (sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN, sandbox.REWARD_MODEL))
-    models = [make_oracle({"reward_model": str(x)}, dataset=sandbox.SANDBOX) for x in cell.reward_models]
+    cell = (sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN, sandbox.REWARD_MODEL)
+    models = [make_oracle({"reward_model": str(x)}, dataset=sandbox.SANDBOX) for x in cell]
     raw = np.stack([model.score(EVAL, TEXTS) for model in models])
-    asked, fixed = [each for each in EVAL for _ in range(4)], [text for each in sft_answers(EVAL, 4) for text in each]
+    asked, fixed = [each for each in EVAL for _ in range(4)], [text for each in sft_answers(EVAL) for text in each]
     members = raw - [model.score(asked, fixed).reshape(-1, 4).mean(axis=1) for model in models]
-    plain = Treatment("x", "X", members=3, combine="min", level_samples=0)
-    np.testing.assert_allclose(plain.reward(cell).score(EVAL, TEXTS), raw.min(axis=0), atol=1e-5)
     assert (raw.argmin(axis=0) != members.argmin(axis=0)).any()
     expected = {
         "mean": members.mean(axis=0),
         "min": members.min(axis=0),
-        "uwo": members.mean(axis=0) - 0.25 * members.var(axis=0),
+        "uwo": members.mean(axis=0) - 0.5 * members.var(axis=0),
     }
     for combine, scores in expected.items():
-        treatment = Treatment("x", "X", members=3, combine=combine, uwo_weight=0.25)
+        treatment = Treatment("x", "X", members=3, combine=combine)
         found = judge(treatment.reward(cell), EVAL, TEXTS)
         np.testing.assert_allclose(found.scores, scores, atol=1e-5)
         np.testing.assert_allclose(found.details["disagreement"], members.std(axis=0), atol=1e-5)
@@ -116,12 +99,11 @@ def test_an_ensemble_s_reward_is_made_of_its_members():
 
 def test_sft_s_answers_do_not_depend_on_what_else_is_asked(monkeypatch):
     monkeypatch.setattr(overoptimization_treatments, "_ANSWERS", {})  # nothing is known
-    third = sft_answers([EVAL[3], EVAL[3]], 4)
+    third = sft_answers([EVAL[3], EVAL[3]])
     assert third[0] == third[1]
     monkeypatch.setattr(overoptimization_treatments, "_ANSWERS", {})
-    together = sft_answers(EVAL, 4)
+    together = sft_answers(EVAL)
     assert together[3] == third[0]
-    assert [each[:2] for each in together] == sft_answers(EVAL, 2)
     assert {len(each) for each in together} == {4}
     assert len({text for each in together for text in each}) > 4 * len(EVAL) / 2  # samples, not one answer four times
 
@@ -152,7 +134,7 @@ def test_stepping_scores_each_response_to_its_own_instruction(slots, monkeypatch
     np.testing.assert_array_equal(found.scores, [len(text) for text in TEXTS * 2])
     np.testing.assert_array_equal(found.details["disagreement"], found.scores / 10)
     assert len(sizes) == len(set(sizes)) <= 2  # an environment a size, not a step
-    gold = Treatment("x", "X", members=0, oracle=lambda inputs: sandbox.gold_oracle(), wrap=VectorWrapper)
+    gold = Treatment("x", "X", members=0, oracle=sandbox.gold_oracle(), wrap=VectorWrapper)
     # Sums over a batch of one and of several may differ in the last bit, by processor.
     np.testing.assert_allclose(
         gold.proxy(NO_MODELS).score(EVAL, TEXTS), sandbox.gold_oracle().score(EVAL, TEXTS), rtol=1e-12
@@ -186,36 +168,17 @@ def test_what_is_no_treatment_is_told(own, name, expected):
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"name": "a/b"}, "name must be"),
-        ({"flip": 0.6}, "flip must be from 0 to 0.5, got 0.6"),
-        ({"num_labels": 0}, "num_labels must be 1 or more"),
-        ({"layers": 0}, "layers must be 1 or more, or None, got 0"),
-        ({"combine": "max"}, "combine must be 'mean', 'min' or 'uwo'"),
-        ({"members": 0}, "members must be 1 or more"),
-        ({"uwo_weight": -1.0}, "uwo_weight must be 0 or more"),
-    ],
+    "changes", [{"name": "a/b"}, {"flip": 0.6}, {"num_labels": 0}, {"layers": 0}, {"combine": "max"}, {"members": 0}]
 )
-def test_a_wrong_field_is_named(changes, expected):
-    with pytest.raises(ValueError, match=re.escape(expected)):
+def test_a_wrong_field_is_named(changes):
+    (name,) = changes
+    with pytest.raises(ValueError, match=name):
         Treatment(**{"name": "x", "title": "X", **changes})
-    assert Treatment("x", "X", members=0, oracle=lambda cell: Constant()).settings()["oracle"] is True
+
+
+def test_settings_are_what_decides_a_reward():
+    assert Treatment("x", "X", members=0, oracle=Constant()).settings()["oracle"] is True
     # How members are combined decides nothing where there is one.
-    assert Treatment("x", "X", combine="min", level_samples=2).settings() == Treatment("x", "X").settings()
-    three = [Treatment("x", "X", members=3, level_samples=num).settings() for num in (2, 4)]
-    assert three[0] != three[1]
-
-
-def test_a_trunk_is_known_by_its_weights(tmp_path):
-    """One that was trained anew in its place is another one, to reward models and to the runs on them."""
-
-    def seen(weights):
-        (tmp_path / "model.safetensors").write_bytes(weights)
-        treatment = Treatment("big", "Big", trunk=str(tmp_path))
-        return treatment.labels(2_000).name, treatment.settings()["trunk"]
-
-    before, same, other = seen(b"1"), seen(b"1"), seen(b"2")
-    assert before == same
-    assert before[0] != other[0]
-    assert before[1] != other[1]
+    assert Treatment("x", "X", combine="min").settings() == Treatment("x", "X").settings()
+    one, other = (Treatment("x", "X", members=3, combine=combine).settings() for combine in ("min", "mean"))
+    assert one != other

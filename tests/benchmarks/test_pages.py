@@ -27,8 +27,10 @@ STORED = sorted(MAKE["PAGES"])
 def page(folder):
     """The page of the study `demo`."""
     rows = read_table(folder / "table.csv")
-    gain = interval_text(Estimate.of(rows.gain.to_numpy()).interval, "%")
-    drawing = draw([Panel("n", "gain", [Curve("gain", rows[["n"]].to_numpy(), rows[["gain"]].to_numpy())])], "Gains")
+    gain = interval_text(Estimate.of(rows.gain), "%")
+    drawing = draw(
+        [Panel("n", "gain", [Curve("gain", rows.n[:1].to_numpy(float), rows[["gain"]].to_numpy())])], "Gains"
+    )
     table = Table(("measure", "gain"), [("accuracy", gain)], "Level: sandbox.")
     return Page("Gains", {"gains": table}, [f"It gains {gain}."], {"gains": Drawn(drawing, "Gains.")}, f"gain {gain}")
 
@@ -151,7 +153,7 @@ def by_hand(text):
 PAGES_BY_HAND = [path for path in sorted(DOCS.glob("*.md")) if "<!-- measured -->" in path.read_text(encoding="utf-8")]
 PAGES_BY_HAND.append(DOCS / "index.md")
 PAGES_BY_HAND += [DOCS.parent / "explanation" / "overoptimization.md"]
-TEMPLATES = sorted((DOCS.parents[1] / "benchmarks").rglob("findings.txt.j2"))
+TEMPLATES = sorted((DOCS.parents[1] / "benchmarks").rglob("*findings.txt.j2"))
 
 
 @pytest.mark.parametrize("path", [*PAGES_BY_HAND, *TEMPLATES], ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -3,15 +3,24 @@
 import numpy as np
 import pytest
 
-from alpacafarm_env.benchmarks.harness.plots import Curve, Panel, band, draw, looks, png, remove_drawn, write_png
+from alpacafarm_env.benchmarks.harness.plots import (
+    Curve,
+    Panel,
+    band,
+    draw,
+    looks,
+    place_labels,
+    png,
+    remove_drawn,
+    write_png,
+)
 
-STEPS = np.array([[0.0, 5.0, 10.0]] * 3)
+STEPS = np.array([0.0, 5.0, 10.0])
 VALUES = np.array([[1.0, 4.0, 0.0], [2.0, 4.0, 1.0], [3.0, 4.0, 5.0]])
 
 
 def panel(values=VALUES, **options):
-    x = STEPS[: len(values)]
-    return Panel("PPO step", "win rate (%)", [Curve("simulated", x, values)], **options)
+    return Panel("PPO step", "win rate (%)", [Curve("simulated", STEPS, values)], **options)
 
 
 def test_band_is_the_t_interval_over_seeds():
@@ -42,17 +51,16 @@ def test_labels_have_one_color_whatever_is_beside_them():
 
 
 def test_axes_carry_labels_marks_and_level():
-    figure = draw(
-        [panel(level=50.0, level_label="no preference", marks=(5.0, 5.0, 10.0), marks_label="chosen")], "Title", "n = 9"
-    )
+    figure = draw([panel(level=50.0, marks=(5.0, 5.0, 10.0))], "Title", "n = 9")
     (axis,) = figure.axes
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("PPO step", "win rate (%)")
-    assert axis.get_legend_handles_labels()[1] == ["simulated", "no preference", "chosen"]
+    assert axis.get_legend_handles_labels()[1] == ["simulated"]
     assert figure.get_suptitle() == "Title"
     assert figure.get_supxlabel() == "n = 9"
     bold = next(line for line in axis.lines if line.get_label() == "simulated")
     assert bold.get_ydata().tolist() == [2, 4, 2]
     assert len(axis.collections) == 1
+    assert len(axis.lines) == 3 + 1 + 1 + 2  # seeds, mean, level, marks
 
 
 def test_a_measure_without_values_is_missing():
@@ -70,8 +78,11 @@ def test_only_what_was_drawn_there_is_removed(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"kept.png", "mine.png", "odd.png"}
 
 
-@pytest.mark.parametrize("values", [np.ones((2, 3)), np.array([[1.0, 0.9, 0.0], [1.0, 0.8, 0.1]])])
-def test_the_axis_ends_where_shares_end(values):
-    (axis,) = draw([Panel("x", "y", [Curve("c", STEPS[:2], values, bounds=(0.0, 1.0))])], "t").axes
-    low, high = axis.get_ylim()
-    assert 0 <= low < high == 1
+def test_names_stand_in_a_column_by_height():
+    figure = draw([panel()], "t")
+    (axis,) = figure.axes
+    place_labels(axis, {"low": (0.0, 1.0), "same": (5.0, 4.0), "here": (5.0, 4.0)})
+    figure.draw_without_rendering()
+    boxes = {text.get_text(): text.get_window_extent() for text in axis.texts}
+    assert [text.xy for text in axis.texts] == [(0.0, 1.0), (5.0, 4.0), (5.0, 4.0)]
+    assert boxes["low"].y1 < boxes["same"].y0 < boxes["same"].y1 < boxes["here"].y0

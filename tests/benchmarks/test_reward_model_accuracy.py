@@ -7,10 +7,10 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from alpacafarm_env.benchmarks import reward_model_accuracy
 from alpacafarm_env.benchmarks.experiment.reward_models import against_gold, fresh_instructions, hits, reliability
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
-from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
-from alpacafarm_env.benchmarks.reward_model_accuracy.command import COLUMNS, TRAINED_ON, AccuracyOptions, main
+from alpacafarm_env.benchmarks.reward_model_accuracy import COLUMNS, TRAINED_ON, AccuracyOptions, main
 from alpacafarm_env.sandbox import tasks
 from alpacafarm_env.sandbox.dataset import ASSETS, Sandbox
 from alpacafarm_env.statistics import wilson
@@ -64,7 +64,7 @@ def test_pooling_weighs_draws_by_their_pairs():
 
 
 def test_too_few_pairs_are_refused():
-    with pytest.raises(ValueError, match="--num: expected 8 pairs or more"):
+    with pytest.raises(ValueError, match="--num: expected .* 8, got 7"):
         AccuracyOptions(num=7)
 
 

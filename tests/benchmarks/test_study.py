@@ -17,11 +17,10 @@ import pytest
 
 import alpacafarm_env
 from alpacafarm_env import sandbox
-from alpacafarm_env.benchmarks import train
+from alpacafarm_env.benchmarks import reward_model_accuracy, train
 from alpacafarm_env.benchmarks.harness.runner import Cell, run_cells
 from alpacafarm_env.benchmarks.harness.study import Study, StudyOptions, run_command, write_csv
 from alpacafarm_env.benchmarks.leaderboard import LeaderboardOptions
-from alpacafarm_env.benchmarks.reward_model_accuracy import command as reward_model_accuracy
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.folders import hash_folder, hash_model
 
@@ -208,7 +207,7 @@ def test_options(tmp_path):
     assert StudyOptions(out=tmp_path, quick=True).folder("demo") == tmp_path
     assert LeaderboardOptions().seeds == 1
     for options, seeds in ((StudyOptions, 0), (LeaderboardOptions, 3)):
-        with pytest.raises(ValueError, match="--seeds: expected 1"):
+        with pytest.raises(ValueError, match="--seeds: expected"):
             options(seeds=seeds)
 
 

@@ -2,10 +2,10 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 from alpacafarm_env.benchmarks.experiment.engine import Experiment, write_evaluation
-from alpacafarm_env.benchmarks.harness.report import Provenance
 from alpacafarm_env.benchmarks.methods.job import Job
 from alpacafarm_env.benchmarks.win_rate_curve import page
 from alpacafarm_env.benchmarks.win_rate_curve.page import (
@@ -14,13 +14,10 @@ from alpacafarm_env.benchmarks.win_rate_curve.page import (
     choose,
     compare,
     curves_of,
-    over_optimization,
 )
 from alpacafarm_env.errors import DataError
 
-WHERE = Provenance("sandbox", "sandbox", "sandbox", "surrogate", 200, 805, 2, 0.7)
 STEPS = (0, 5, 10)
-NONE = [[math.nan] * 3] * 2
 
 
 def rows(simulated, **others):
@@ -34,13 +31,6 @@ def rows(simulated, **others):
     ]
 
 
-def told(table):
-    """What is said of rows that are those of val and of eval."""
-    curves = curves_of(table)
-    choice = choose(curves)
-    return " ".join(page.findings(compare(curves, choice), curves, choice, WHERE, {"win_rate_human": 24}))
-
-
 def test_the_step_is_the_best_on_val_the_earliest_of_equals_and_never_sft():
     choice = choose(curves_of(rows([[99.0, 50.0, 40.0], [10.0, 45.0, 45.0], [0.0, 1.0, 2.0]])))
     assert choice == Choice({0: 5, 1: 5, 2: 10}, "win_rate_simulated")
@@ -49,48 +39,30 @@ def test_the_step_is_the_best_on_val_the_earliest_of_equals_and_never_sft():
 def test_comparison_is_paired_by_seed():
     curves = curves_of(rows([[40.0, 50.0, 45.0], [30.0, 44.0, 41.0], [50.0, 52.0, 62.0]]))
     row = compare(curves, Choice({0: 5, 1: 5, 2: 10}, "win_rate_simulated"))["win_rate_simulated"]
-    # Differences 10, 14, 12: mean 12, sd 2, standard error 2 / sqrt(3). Last minus chosen: -5, -3, 0.
-    assert (row.sft.mean, row.chosen.mean, row.last.mean) == pytest.approx((40, 156 / 3, 148 / 3))
-    assert row.difference.mean == pytest.approx(12)
-    assert row.difference.standard_error == pytest.approx(2 / math.sqrt(3))
-    assert row.after.mean == pytest.approx(-8 / 3)
-    assert row.num == 3
+    # Differences 10, 14, 12: mean 12, sd 2, standard error 2 / sqrt(3).
+    assert tuple(row[name].mean for name in ("sft", "chosen", "last")) == pytest.approx((40, 156 / 3, 148 / 3))
+    assert row["difference"].mean == pytest.approx(12)
+    assert row["difference"].standard_error == pytest.approx(2 / math.sqrt(3))
 
 
 def test_a_seed_without_a_value_leaves_no_mean_of_the_others():
     human = [[1.0, 2.0, 3.0], [1.0, None, 3.0]]
     curves = curves_of(rows([[40.0, 50.0, 45.0], [30.0, 44.0, 41.0]], win_rate_human=human))
     row = compare(curves, choose(curves))["win_rate_human"]
-    assert math.isnan(row.chosen.mean)
-    assert math.isnan(row.difference.mean)
-    assert (row.sft.mean, row.num) == (1, 1)
-
-
-def test_over_optimization_is_claimed_only_beyond_two_standard_errors():
-    proxy = [[0.0, 1.0, 2.0], [0.0, 1.0, 2.1], [0.0, 1.0, 1.9]]
-    falling = [[0.0, 1.0, 0.1], [0.0, 1.0, 0.0], [0.0, 1.0, -0.1]]
-    noisy = [[0.0, 1.0, 2.0], [0.0, 1.0, 0.0], [0.0, 1.0, -2.0]]
-    for gold, holds in ((falling, True), (noisy, False)):
-        curves = curves_of(rows([[40.0, 50.0, 45.0]] * 3, proxy=proxy, gold=gold))
-        choice = choose(curves)
-        found = over_optimization(compare(curves, choice), curves, choice)
-        assert found.holds is holds
-        assert found.numbers["peaks"][0][1:4] == (5, 1.0, pytest.approx(0))
-        assert found.numbers["moves"]["proxy"].mean == pytest.approx(1)
-    last = Choice(dict.fromkeys(range(3), 10), "")
-    assert over_optimization(compare(curves, choice), curves, last).holds is None
+    assert math.isnan(row["chosen"].mean)
+    assert math.isnan(row["difference"].mean)
+    assert (row["sft"].mean, row["chosen"].num) == (1, 0)
 
 
 def test_a_fall_of_gold_before_the_chosen_step_is_told():
     wins = [[40.0, 50.0, 60.0 + seed] for seed in range(3)]
     falling = [[4.0, 5.0, 4.5 + 0.01 * seed] for seed in range(3)]
-    for gold, holds in ((falling, True), ([[*row[:2], 6.0] for row in falling], False)):
+    for gold, falls in ((falling, True), ([[*row[:2], 6.0] for row in falling], False)):
         curves = curves_of(rows(wins, gold=gold))
-        found = after_peak(curves, choose(curves))
-        assert found.holds is holds
-    found = after_peak(curves_of(rows(wins, gold=falling)), choose(curves)).numbers
-    assert found["step"] == 5
-    assert [found[name].mean for name in ("fall", "lost", "won")] == pytest.approx([0.49, 0.49, 11.0])
+        assert (after_peak(curves, choose(curves))["fall"].low > 0) is falls
+    fallen = after_peak(curves_of(rows(wins, gold=falling)), choose(curves))
+    assert (fallen["truth"], fallen["step"]) == ("gold", 5)
+    assert [fallen[name].mean for name in ("fall", "lost", "won")] == pytest.approx([0.49, 0.49, 11.0])
     one = curves_of(rows(wins[:1], gold=falling[:1]))
     assert after_peak(one, choose(one)) is None
 
@@ -98,11 +70,11 @@ def test_a_fall_of_gold_before_the_chosen_step_is_told():
 def test_the_tables_name_units_seeds_and_steps():
     curves = curves_of(rows([[40.0, 50.0, 45.0], [30.0, 44.0, 41.0]], length=[[100.0, 230.0, 250.0]] * 2))
     choice = choose(curves)
-    cells = {row[0]: row[1:] for row in page.summary_table(compare(curves, choice)).rows}
+    cells = {row[0]: tuple(row[1:]) for row in page.summary_table(compare(curves, choice), "").rows}
     means = ("35.0 [3.2, 89.8]", "47.0 [16.1, 80.4]", "43.0 [21.1, 68.0]")
     assert cells["win rate by p_sim^eval"] == ("%", *means, "+12.0", "2.00", "2")
     assert cells["length"][-3] == "+130"
-    table = page.run_table(curves, curves, choice)
+    table = page.seeds_table(curves, curves, choice)
     assert table.header[:3] == ("seed", "chosen step", "val: win rate by p_sim^eval")
     assert [tuple(row[:3]) for row in table.rows] == [("0", "5", "50.0"), ("1", "5", "44.0")]
 
@@ -125,15 +97,14 @@ def plan(tmp_path, tiny_dataset, monkeypatch):
 
 def test_samples_are_the_same_instructions_with_scores_and_reference(plan, tiny_dataset):
     rows = page.samples(plan, 4)
-    assert list(rows[0]) == ["instruction", "SFT (step 0)", "PPO (step 4, seed 3)", "reference"]
-    assert [row["instruction"] for row in rows] == [
-        str(tiny_dataset.instructions("eval")[i]) for i in (0, 2, 4, 6, 8, 10)
-    ]
-    assert rows[0]["SFT (step 0)"] == "at 0\n\ngold 1.00; proxy 0.00; win by p_sim^eval 0.25"
-    assert rows[0]["PPO (step 4, seed 3)"] == "at 4!!!!\n\ngold -3.00; proxy 0.50; win by p_sim^eval 0.25"
-    assert rows[1]["reference"] == "Reference for 102."
-    cut = page.describe_response(page.read_evaluation(plan, 0)["splits"]["eval"], 11)
-    assert cut.startswith("at 0 [cut at the length limit]\n")
+    assert list(rows) == ["instruction", "SFT (step 0)", "PPO (step 4, seed 3)", "reference"]
+    assert rows.instruction.tolist() == [str(tiny_dataset.instructions("eval")[i]) for i in (0, 2, 4, 6, 8, 10)]
+    scores = "proxy reward 0.00; gold reward 1.00; win rate by p_sim^eval 0.25"
+    assert rows["SFT (step 0)"].iloc[0] == f"at 0\n\n{scores}"
+    assert rows["PPO (step 4, seed 3)"].iloc[0].startswith("at 4!!!!\n\nproxy reward 0.50; gold reward -3.00;")
+    assert rows.reference.iloc[1] == "Reference for 102."
+    told = page.describe(pd.DataFrame(page.read_evaluation(plan, 0)["splits"]["eval"]))
+    assert told[11].startswith("at 0 [cut at the length limit]\n")
 
 
 def test_without_references_samples_have_none(plan, tiny_dataset, monkeypatch):
@@ -141,7 +112,7 @@ def test_without_references_samples_have_none(plan, tiny_dataset, monkeypatch):
         raise DataError("none")
 
     monkeypatch.setattr(tiny_dataset, "references", none)
-    assert list(page.samples(plan, 4)[0]) == ["instruction", "SFT (step 0)", "PPO (step 4, seed 3)"]
+    assert list(page.samples(plan, 4)) == ["instruction", "SFT (step 0)", "PPO (step 4, seed 3)"]
 
 
 def test_responses_without_a_verdict_are_counted_where_there_is_a_judge(plan):
