@@ -19,7 +19,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Field
 
 from ..errors import APIError, PolicyError, did_you_mean
 from ..instructions import system_front
@@ -29,7 +31,7 @@ from ..llm.requests import Request
 from ..oracles.base import check_batch, shorten
 from ..seeding import keyed_rng
 from ..templates import ALPACA, PromptTemplate
-from .settings import Settings
+from .settings import Count, Natural, NonNegative, Positive, Settings
 
 Kind = Literal["chat", "completion"]
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
@@ -39,36 +41,29 @@ MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 class APIPolicyConfig(Settings):
     """Settings of an API policy; the defaults are AlpacaFarm's for a completion model."""
 
-    temperature: float | None = 0.7
+    temperature: NonNegative | None = 0.7
     """Sampling temperature, 0 or more. None: not sent (some reasoning models take no other than their own)."""
-    top_p: float | None = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     """Nucleus sampling, in (0, 1]. None: not sent."""
-    max_tokens: int = 300
+    max_tokens: Count = 300
     """Longest response in tokens of the served model."""
     max_tokens_field: MaxTokensField = "max_tokens"
     """A chat request's name for that limit. Every compatible server reads "max_tokens", and several ignore the other
     without a word; OpenAI's newer models refuse "max_tokens". Completion requests always use "max_tokens".
     """
-    length_limit_chars: int | None = None
+    length_limit_chars: Count | None = None
     """The limit in characters that the prompt states (AlpacaFarm: GPT-4 500, ChatGPT 1000). None: none stated."""
     seed: int | None = None
     """Sends each request a seed that depends on this one, the instruction, and the equal ones before it in the call. A
     server may ignore it, and none promises equal answers. None: not sent."""
-    max_concurrency: int = 8
+    max_concurrency: Count = 8
     """Requests in flight at once."""
-    max_retries: int = 5
+    max_retries: Natural = 5
     """How often a request is repeated after a failure that may pass."""
-    timeout_s: float = 60.0
+    timeout_s: Positive = 60.0
     """Wall-clock seconds of an attempt, from the first byte sent to the last byte read."""
-    deadline_s: float = 600.0
+    deadline_s: Positive = 600.0
     """Seconds of one instruction, repeats and the waits between them included."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "max_tokens", "length_limit_chars", "max_concurrency")
-        self.at_least(0, "temperature", "max_retries")
-        self.above_0("top_p", "timeout_s", "deadline_s")
-        self.require(self.top_p is None or self.top_p <= 1, "top_p", "at most 1")
 
     @classmethod
     def paper(cls, length_limit_chars: int | None = None) -> Self:

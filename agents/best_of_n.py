@@ -31,7 +31,7 @@ from .language_model import LanguageModel
 from .loop import keyed_generator
 from .policy_agent import PolicyActor
 from .processes import Processes, judge_together
-from .settings import Settings
+from .settings import Count, Positive, Settings
 
 BATCHES_A_CHUNK = 4
 """Rows are sorted by length within a chunk and scored in one call: several batches make both worthwhile."""
@@ -41,19 +41,14 @@ BATCHES_A_CHUNK = 4
 class BestOfNConfig(Settings):
     """Settings of best-of-n; the defaults are AlpacaFarm's."""
 
-    num_samples: int = 1024
+    num_samples: Count = 1024
     """Responses sampled for each instruction, n."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Sampling temperature. Above 0: n likeliest responses would be one response n times."""
-    max_response_tokens: int | None = None
+    max_response_tokens: Count | None = None
     """Longest response; None: the policy's limit."""
-    batch_size: int = 256
+    batch_size: Count = 256
     """Rows decoded together: memory and speed only."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "num_samples", "max_response_tokens", "batch_size")
-        self.above_0("temperature")
 
     @classmethod
     def sandbox(cls) -> Self:

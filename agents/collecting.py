@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
@@ -30,6 +30,7 @@ from .policy_agent import PolicyConfig, fitting
 from .processes import Processes, judge_together
 from .prompts import prompt_lengths
 from .rollouts import Rollouts, length_mask, micro_batches, pad_rows
+from .settings import Count, NonNegative, Positive
 
 DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and round)"}
 """Noted down by runs that draw as here. A run with other draws is not continued."""
@@ -39,30 +40,23 @@ DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and
 class OnlineConfig(PolicyConfig):
     """Settings that PPO and Quark share; the defaults are AlpacaFarm's for LLaMA 7B."""
 
-    total_steps: int = 390
+    total_steps: Count = 390
     """Steps (AlpacaFarm: 10 passes over 20k instructions; its best checkpoints of PPO are those of steps 20 to 80)."""
-    rollout_batch_size: int = 512
+    rollout_batch_size: Count = 512
     """Responses in a step, all processes together; a multiple of the environments' number."""
-    minibatch_size: int = 256
+    minibatch_size: Count = 256
     """Most responses in an update, all processes together."""
-    num_epochs: int = 2
+    num_epochs: Count = 2
     """Passes over the responses that a step trains on."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Temperature of sampling, and of every log-probability."""
-    max_response_tokens: int | None = None
+    max_response_tokens: Count | None = None
     """Longest response; None: the policy's own limit (AlpacaFarm: 300)."""
-    sampling_batch_size: int | None = None
+    sampling_batch_size: Count | None = None
     """Most responses sampled at once: memory and speed only, results differ by rounding. None: 256 on a CPU, what fits
     into the free memory on a GPU (set a number there for runs that are to be repeated in every bit)."""
     adam_eps: float = 1e-5
-    kl_coef: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "total_steps", "rollout_batch_size", "minibatch_size", "num_epochs")
-        self.at_least(1, "max_response_tokens", "sampling_batch_size")
-        self.at_least(0, "kl_coef")
-        self.above_0("temperature")
+    kl_coef: NonNegative
 
 
 class Collector:
@@ -106,9 +100,10 @@ class Collector:
         self._most_rows = math.ceil(config.minibatch_size / processes.count)
         self._width = config.max_response_tokens or policy.max_response_tokens
         budget = config.micro_batch_tokens
-        self._left_out = unreadable(env, policy, who=who, width=self._width, micro_batch_tokens=budget)
-        self._longest_prompt = longest_prompt(env, policy)
-        self.num_left_out = max((len(positions) for _, positions in self._left_out), default=0)
+        self._left_out, self._longest_prompt = readable(
+            env, policy, who=who, width=self._width, micro_batch_tokens=budget
+        )
+        self.num_left_out = len(self._left_out)
 
     def describe(self) -> dict[str, Any]:
         """All that decides a run beside its config, JSON-able, for a resumed run to compare."""
@@ -158,9 +153,8 @@ class Collector:
     def _round(self, loop: Loop, seed: int, uniforms: Tensor) -> tuple[Rollouts, Tensor, dict[str, Tensor]]:
         """One pass through the environment: responses, rewards (NaN: unscored) and what the environment reports."""
         # Slot i draws from seed + i, so the slots of all rounds and processes count on from one number.
-        with ExitStack() as stack:
-            for env, positions in self._left_out:
-                stack.enter_context(env.leaving_out(positions))
+        base = self._env.unwrapped
+        with base.leaving_out(self._left_out) if self._left_out else nullcontext():
             instructions, _ = self._env.reset(seed=seed)
         with loop.timed("sample"):
             responses = self._policy.generate(
@@ -170,9 +164,9 @@ class Collector:
                 max_new_tokens=self._width,
                 batch_size=self._config.sampling_batch_size,
             )
-        with loop.timed("score"), ExitStack() as stack:
-            for env in scorings(self._env):
-                stack.enter_context(env.asking_by(partial(judge_together, loop.processes)))
+        together = partial(judge_together, loop.processes)
+        asking = base.asking_by(together) if isinstance(base, Scoring) else nullcontext()
+        with loop.timed("score"), asking:
             _, rewards, _, _, info = loop.processes.together(lambda: self._env.step(responses.texts))
         given = checked("The environment's step (with its wrappers)", rewards, len(responses.texts))
         scores = np.where(info.get("scored", True), given, math.nan)
@@ -226,43 +220,25 @@ def update_in_epochs(
     return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
 
 
-def unreadable(
+def readable(
     env: VectorEnv[Any, Any, Any], policy: LanguageModel, *, who: str, width: int, micro_batch_tokens: int | None
-) -> list[tuple[Any, frozenset[int]]]:
-    """The instructions of an environment that the policy cannot read, without changing it. Arguments as of `fitting`.
+) -> tuple[frozenset[int], int]:
+    """Which of an environment's instructions the policy cannot read, and the tokens of its longest prompt.
 
-    The environment may have any wrappers, or be a SyncVectorEnv of single ones. One whose instructions lie in other
-    processes cannot be looked into: a prompt that is too long is refused there when it is drawn.
+    The environment may have any wrappers. One whose instructions cannot be looked into leaves none out: a prompt that
+    is too long is refused there when it is drawn. Arguments as of `fitting`.
 
     Returns:
-        Environments with the positions of their instructions that are too long, for `leaving_out`.
+        The positions of instructions that are too long, for `leaving_out`; the tokens, at most the policy's limit.
     """
-    too_long: dict[tuple[object, ...], frozenset[int]] = {}  # separate environments mostly have the same
-    rows = []
-    for scoring in scorings(env):
-        drawn = [(position, scoring.instructions[position]) for position in scoring.drawn]
-        key = tuple((position, x.instruction, x.input) for position, x in drawn)
-        if key not in too_long:
-            texts = [x for _, x in drawn]
-            kept = set(fitting(policy, texts, who=who, width=width, micro_batch_tokens=micro_batch_tokens))
-            too_long[key] = frozenset(position for number, (position, _) in enumerate(drawn) if number not in kept)
-        if too_long[key]:
-            rows.append((scoring, too_long[key]))
-    return rows
-
-
-def longest_prompt(env: VectorEnv[Any, Any, Any], policy: LanguageModel) -> int:
-    """Tokens of the longest prompt that an environment gives a policy, by its longest texts; or the policy's limit."""
-    texts = [scoring.instructions[position] for scoring in scorings(env) for position in scoring.drawn]
-    longest = prompt_lengths(policy.tokenizer, policy.template, nlargest(64, texts, key=len))
-    return min([policy.max_prompt_tokens, *([max(longest)] if longest else [])])
-
-
-def scorings(env: VectorEnv[Any, Any, Any]) -> list[Scoring]:
-    """The AlpacaFarm environments below any wrappers: one, or those of a SyncVectorEnv of single ones."""
     base: Any = env.unwrapped
-    below = [base] if isinstance(base, Scoring) else [single.unwrapped for single in getattr(base, "envs", ())]
-    return [each for each in below if isinstance(each, Scoring)]
+    if not isinstance(base, Scoring):
+        return frozenset(), policy.max_prompt_tokens
+    texts = [base.instructions[position] for position in base.drawn]
+    kept = set(fitting(policy, texts, who=who, width=width, micro_batch_tokens=micro_batch_tokens))
+    longest = prompt_lengths(policy.tokenizer, policy.template, nlargest(64, texts, key=len))
+    too_long = frozenset(position for number, position in enumerate(base.drawn) if number not in kept)
+    return too_long, min(policy.max_prompt_tokens, max(longest))
 
 
 def places(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> Tensor:

@@ -23,10 +23,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..instructions import Preference
@@ -39,6 +40,7 @@ from .policy_agent import PolicyAgent, PolicyConfig
 from .processes import Processes, float32_matmuls
 from .prompts import check_budget
 from .rollouts import micro_batches, segment_sum
+from .settings import Count, NonNegative, Positive
 from .sft import data_identity, teacher_forced
 
 
@@ -46,21 +48,15 @@ from .sft import data_identity, teacher_forced
 class DPOConfig(PolicyConfig):
     """Settings of DPO; the defaults are AlpacaFarm's for LLaMA 7B (10k pairs, about 152 updates)."""
 
-    beta: float = 0.1
+    beta: Positive = 0.1
     """β, reward units per nat: the smaller, the further from the reference the same preferences lead."""
-    epochs: int = 1
+    epochs: Count = 1
     """Passes over the preferences."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Pairs in an update, all processes together."""
-    warmup_steps: float = 0.03
-    label_smoothing: float = 0.0
+    warmup_steps: NonNegative = 0.03
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """The share of labels held to be flipped, below 0.5: "conservative DPO", whose margins stay finite."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.above_0("beta")
-        self.at_least(1, "epochs", "batch_size")
-        self.require(0 <= self.label_smoothing < 0.5, "label_smoothing", "in [0, 0.5)")
 
     @classmethod
     def sandbox(cls) -> Self:

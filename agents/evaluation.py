@@ -15,7 +15,6 @@ from ..oracles.reward_model import tokens_at_once
 from .language_model import LanguageModel
 from .loop import keyed_generator
 from .losses import exact_kl
-from .memory import by_chunks, logit_rows
 from .rollouts import Rollouts, micro_batches, segment_sum
 
 
@@ -75,8 +74,7 @@ def exact_response_kl(
     for rows in _parts(rollouts, max_tokens or min(8192, tokens_at_once(policy.device))):
         part = rollouts[rows]
         ours, theirs = (policy.logits(part, role=role, temperature=temperature) for role in ("policy", "reference"))
-        at_places = by_chunks(exact_kl, ours, theirs, rows=logit_rows(ours.shape[1]))
-        kl[rows] = segment_sum(at_places, part.lengths).double().cpu()
+        kl[rows] = segment_sum(exact_kl(ours, theirs), part.lengths).double().cpu()
     nats: NDArray[np.float64] = kl.numpy()
     return nats
 

@@ -46,7 +46,7 @@ from .language_model import LanguageModel
 from .loop import Resume
 from .policy_agent import PolicyAgent, PolicyConfig, fitting
 from .processes import Processes
-from .settings import FREE_TO_CHANGE, TrainingConfig
+from .settings import FREE_TO_CHANGE, Count, Positive, TrainingConfig
 from .sft import SFT, Imitation, SFTConfig
 from .tracking import append_line, without_nan
 
@@ -58,19 +58,19 @@ class ExpertIterationConfig(PolicyConfig):
     All about training, such as the learning rate and checkpoints, belongs to `sft`; inherited fields stay as they are.
     """
 
-    num_samples: int = 16
+    num_samples: Count = 16
     """Responses sampled for each instruction, n."""
-    num_rounds: int = 1
+    num_rounds: Count = 1
     """Rounds of sampling and fine-tuning."""
-    num_instructions: int | None = None
+    num_instructions: Count | None = None
     """How many of the instructions are used, a random choice that is the same in every round; None: all."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Sampling temperature."""
-    max_response_tokens: int | None = None
+    max_response_tokens: Count | None = None
     """Longest response sampled; None: the policy's own limit (AlpacaFarm: 300)."""
-    instructions_per_step: int = 64
+    instructions_per_step: Count = 64
     """Instructions sampled and stored in one step: a killed run loses at most that many."""
-    sample_batch_size: int = 256
+    sample_batch_size: Count = 256
     """Rows decoded together: memory and speed only."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     """Settings of the fine-tuning of each round."""
@@ -80,10 +80,6 @@ class ExpertIterationConfig(PolicyConfig):
         for shared in fields(TrainingConfig):
             kept = getattr(self, shared.name) == shared.default
             self.require(kept, shared.name, f"left alone: set it in sft=SFTConfig({shared.name}=...)")
-        self.require(isinstance(self.sft, SFTConfig), "sft", "an SFTConfig")
-        self.at_least(1, "num_samples", "num_rounds", "instructions_per_step", "sample_batch_size")
-        self.at_least(1, "num_instructions", "max_response_tokens")
-        self.above_0("temperature")
 
     @classmethod
     def paper(cls) -> Self:

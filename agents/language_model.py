@@ -7,7 +7,6 @@ trunk with a frozen copy of its LoRA adapters). Dropout is always off, so that a
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -34,7 +33,7 @@ from .adapters import (
     with_adapter,
     with_tokens,
 )
-from .memory import by_chunks, gives_plain_logits, logit_rows, sampling_rows
+from .memory import sampling_rows
 from .prompts import (
     adapter_files,
     check_eos,
@@ -273,46 +272,25 @@ class LanguageModel(NoCopy):
             ValueError: Unknown role, or a row longer than the positions the model knows.
             RuntimeError: The role is "reference" and there is none; call `add_reference` first.
         """
-        tokens = rollouts.tokens.to(self.device)
-
-        def read(logits: Tensor, targets: Tensor) -> Tensor:
-            return -nn.functional.cross_entropy(self._distribution(logits, temperature), targets, reduction="none")
-
-        at_once = logit_rows(self._base_model.config.get_text_config().vocab_size)
-        if len(tokens) <= at_once or not self._gives_plain_logits:
-            return read(self._outputs(rollouts, role), tokens)
-        return self._outputs(
-            rollouts,
-            role,
-            lambda layer, hidden: by_chunks(lambda h, t: read(layer(h), t), hidden, tokens, rows=at_once),
-        )
+        logits, tokens = self.logits(rollouts, role=role, temperature=temperature), rollouts.tokens.to(self.device)
+        return -nn.functional.cross_entropy(logits, tokens, reduction="none")
 
     def logits(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
         """Returns the logits at each response token's place: flat [sum T, V] float32; -inf for control tokens.
 
         Arguments and errors as of `logprobs`.
         """
-        return self._distribution(self._outputs(rollouts, role), temperature)
-
-    def _distribution(self, logits: Tensor, temperature: float) -> Tensor:
-        """The logits that a model returns, [n, V], as those of the distribution that is sampled from."""
-        logits = silence(logits.float(), control_tokens(self._base_model))
-        return logits if temperature in (0, 1) else logits / temperature
-
-    def _outputs(self, rollouts: Rollouts, role: str, read: Any = None) -> Tensor:
-        """A role's logits at each response token, [sum T, V], or what `read` makes of them."""
         if role not in ROLES:
             raise ValueError(f"Unknown role {role!r}; roles: {', '.join(ROLES)}")
         ids, predicts = scoring_batch(rollouts.to(self.device), fill_token_id=self.tokenizer.eos_token_id)
         self._check_positions(ids.shape[1])
         if role == "reference":
-            return self._reference_outputs(ids, predicts, read)
-        with output_layer_at(self._base_model, predicts, read):
-            return cast(Tensor, self.model(input_ids=ids, use_cache=False).logits)
-
-    @cached_property
-    def _gives_plain_logits(self) -> bool:
-        return gives_plain_logits(self._base_model)
+            logits = self._reference_logits(ids, predicts)
+        else:
+            with output_layer_at(self._base_model, predicts):
+                logits = cast(Tensor, self.model(input_ids=ids, use_cache=False).logits)
+        logits = silence(logits.float(), control_tokens(self._base_model))
+        return logits if temperature in (0, 1) else logits / temperature
 
     def add_reference(self) -> None:
         """Keeps a frozen copy of the policy as it is now as the reference; with LoRA, of what trains only."""
@@ -360,11 +338,11 @@ class LanguageModel(NoCopy):
         model: Any = self.model.get_base_model() if isinstance(self.model, peft.PeftModel) else self.model
         return cast(PreTrainedModel, model)
 
-    def _reference_outputs(self, ids: Tensor, predicts: Tensor, read: Any) -> Tensor:
+    def _reference_logits(self, ids: Tensor, predicts: Tensor) -> Tensor:
         if self.reference is None and self._reference_adapter is None:
             raise RuntimeError("This language model has no reference yet; call add_reference() before training")
         inputs = {"input_ids": ids, "use_cache": False}
-        with torch.no_grad(), output_layer_at(self.reference or self._base_model, predicts, read):
+        with torch.no_grad(), output_layer_at(self.reference or self._base_model, predicts):
             if self.reference is not None:
                 return cast(Tensor, self.reference(**inputs).logits)
             # The call sees the copies in place of the parameters; the model itself and its peft state stay untouched.

@@ -1,4 +1,4 @@
-"""A step within the memory: activations computed again, logits in chunks, as many samples and tokens as fit.
+"""A step within the memory: activations computed again, as many samples and tokens as fit.
 
 How many tokens go through a model at once is measured before the first step, so that no run is killed for memory. A
 CPU's memory is shared with the system, which ends a process that takes too much without a word. So there nothing is
@@ -6,7 +6,6 @@ tried that a smaller pass does not promise: a short row promises what the longes
 micro-batch takes. A GPU answers what is too large with an error, and loses nothing by it.
 """
 
-import copy
 import ctypes
 import math
 import sys
@@ -35,11 +34,6 @@ leaves fewer pages to be had from the system (SFT of 135 M parameters is twice a
 GB: Final = 1e9
 _CLEAR_PEAK: Final = Path("/proc/self/clear_refs")
 RECOMPUTE = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # dropout is off: nothing is drawn
-
-LOGITS_AT_ONCE = 2**26
-"""How many logits are alive at once where only log-probabilities are wanted: 268 MB in float32, of which a softmax and
-its gradient take a few. 16,384 tokens of the sandbox's vocabulary of 933 stay in one piece, with the numbers that a
-piece has; of LLaMA's 32,000 a chunk has 2,097 tokens."""
 
 CPU_ROWS, CPU_BYTES = 256, 2e9
 """Most responses sampled at once on a CPU, and most memory for them: fixed, as rounding depends on the rows."""
@@ -76,36 +70,6 @@ def gradient_checkpointing(layers: Iterable[GradientCheckpointingLayer]) -> Iter
     finally:
         for layer, (training, enabled) in zip(chosen, before, strict=True):
             layer.training, layer.gradient_checkpointing = training, enabled
-
-
-def logit_rows(vocabulary: int) -> int:
-    """How many tokens have their logits alive at once."""
-    return max(1, LOGITS_AT_ONCE // vocabulary)
-
-
-def by_chunks(compute: Callable[..., Tensor], *columns: Tensor, rows: int) -> Tensor:
-    """`compute` of columns [n, ...], `rows` rows at a time; the backward pass computes each chunk again."""
-    if len(columns[0]) <= rows:
-        return compute(*columns)
-    chunks = zip(*(torch.split(column, rows) for column in columns), strict=True)
-    return torch.cat([RECOMPUTE(compute, *chunk) for chunk in chunks])
-
-
-@torch.no_grad()
-def gives_plain_logits(model: PreTrainedModel) -> bool:
-    """Whether a model's logits are what its output layer gives, without a scale or a soft cap after it.
-
-    Tried on the outer part of a model of the same kind without weights: it costs no memory, and processes that have
-    sharded the model need not do it together.
-    """
-    with torch.device("meta"):
-        shape: Any = type(model)(copy.deepcopy(model.config))
-        layer, seen = shape.get_output_embeddings(), list[Tensor]()
-        layer.register_forward_hook(lambda *call: seen.append(call[2]))
-        hidden = _TrunkOutput([torch.zeros(1, 1, layer.weight.shape[1])])
-        shape.base_model.forward = lambda *args, **kwargs: hidden
-        logits = shape.eval()(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
-    return len(seen) == 1 and logits is seen[0]
 
 
 def kv_bytes_a_token(config: Any, dtype: torch.dtype) -> int:
@@ -301,14 +265,3 @@ class Probe:
             f"{self.allowed / GB:.1f} GB may be used ({USABLE:.0%} of what is free). Set gradient_checkpointing, train "
             "LoRA adapters (--lora 8), load the weights in bfloat16, or take shorter prompts and responses."
         )
-
-
-class _TrunkOutput(tuple[Tensor]):
-    """Hidden states, and None under whatever other name a kind of model asks for."""
-
-    @property
-    def last_hidden_state(self) -> Tensor:
-        return self[0]
-
-    def __getattr__(self, name: str) -> None:
-        return None

@@ -26,19 +26,15 @@ from .loop import Loop, Resume, Sums, keyed_generator
 from .processes import Processes, default_device
 from .prompts import check_budget, own_control_token, prompt_lengths, up_to
 from .saving import save_files
-from .settings import FREE_TO_CHANGE, TrainingConfig
+from .settings import FREE_TO_CHANGE, NonNegative, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig(TrainingConfig):
     """Settings that every agent with a policy has."""
 
-    act_temperature: float = 0.7
+    act_temperature: NonNegative = 0.7
     """Sampling temperature of `act`; 0 is greedy. Source: AlpacaFarm, sec. 4."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(0, "act_temperature")
 
 
 class Run(TypedDict, total=False):

@@ -40,6 +40,7 @@ from .loop import Resume, Sums
 from .losses import KL_ESTIMATORS, kl_estimate, masked_moments
 from .policy_agent import PolicyAgent
 from .rollouts import Rollouts, length_mask, pad_rows, unpad
+from .settings import NonNegative, Positive, UnitInterval
 from .value_model import Kind, ValueModel, make_value_model
 
 
@@ -50,23 +51,23 @@ class PPOConfig(OnlineConfig):
     `minibatch_size` divides `rollout_batch_size`.
     """
 
-    kl_coef: float = 0.002
+    kl_coef: NonNegative = 0.002
     """β, reward units per nat. AlpacaFarm: 0.002 for simulated, 0.02 for human preferences."""
     kl_estimator: str = "k1"
     """Per-token KL estimate that is penalised, a key of `losses.KL_ESTIMATORS`."""
-    target_kl: float | None = None
+    target_kl: Positive | None = None
     """Adapts β towards this KL per response, in nats (Ziegler et al.: 6). None: β is fixed."""
-    adaptive_kl_step: float = 0.1
+    adaptive_kl_step: NonNegative = 0.1
     """β changes by at most 0.2 times this share in a step; only with target_kl."""
-    gamma: float = 1.0
+    gamma: UnitInterval = 1.0
     """Discount per token."""
-    lam: float = 1.0
+    lam: UnitInterval = 1.0
     """λ of the generalized advantage estimate."""
-    clip: float | None = 0.2
+    clip: Positive | None = 0.2
     """The probability ratio's distance from 1 beyond which the policy loss is flat. None: never."""
-    value_clip: float | None = 0.2
+    value_clip: Positive | None = 0.2
     """How far the value may move from its old one in a step, in reward units. None: any distance."""
-    value_coef: float = 0.1
+    value_coef: NonNegative = 0.1
     """c, the weight of the value loss."""
     whiten_rewards: bool = False
     """Divide token rewards by their standard deviation over the step."""
@@ -81,10 +82,6 @@ class PPOConfig(OnlineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(0, "value_coef", "adaptive_kl_step")
-        self.above_0("clip", "value_clip", "target_kl")
-        for field in ("gamma", "lam"):
-            self.require(0 <= getattr(self, field) <= 1, field, "in [0, 1]")
         divides = self.rollout_batch_size % self.minibatch_size == 0
         self.require(divides, "minibatch_size", f"a divisor of rollout_batch_size={self.rollout_batch_size}")
         if self.kl_estimator not in KL_ESTIMATORS:

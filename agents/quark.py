@@ -44,30 +44,29 @@ from .collecting import Collector, OnlineConfig, columns, places, update_in_epoc
 from .language_model import LanguageModel
 from .loop import Resume, Sums, keyed_generator
 from .losses import exact_kl, kl_estimate, nll_loss
-from .memory import by_chunks, logit_rows
 from .policy_agent import PolicyAgent
 from .prompts import conditioned, unconditioned
 from .rollouts import Rollouts, segment_sum, unpad
+from .settings import Count, NonNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuarkConfig(OnlineConfig):
     """Settings of Quark; the defaults are AlpacaFarm's for LLaMA 7B."""
 
-    num_quantiles: int = 4
+    num_quantiles: Count = 4
     """K, how many parts of equal size the responses of a step are sorted into; what is left over joins the worst."""
     best_quantile_only: bool = True
     """Train on the best quantile alone, without control tokens; False: on all, each behind its own token."""
     train_eos: bool = True
     """Whether the end of a response is learned. False, AlpacaFarm's released code, is for experiments only."""
-    learning_rate: float = 3e-6
-    warmup_steps: float = 5
-    kl_coef: float = 0.05
+    learning_rate: Positive = 3e-6
+    warmup_steps: NonNegative = 5
+    kl_coef: NonNegative = 0.05
     """β, the weight of the KL against the negative log-likelihood."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(1, "num_quantiles")
         most = self.rollout_batch_size
         self.require(self.num_quantiles <= most, "num_quantiles", f"at most rollout_batch_size={most}")
 
@@ -131,9 +130,8 @@ def quark_sums(policy: LanguageModel, pool: DataPool, rows: Tensor, config: Quar
     read = pool.read[rows]
     logits = policy.logits(read, temperature=config.temperature)
     ref_logits = policy.logits(pool.plain[rows], role="reference", temperature=config.temperature)
-    cross_entropy, at_once = partial(nn.functional.cross_entropy, reduction="none"), logit_rows(logits.shape[1])
-    nll = nll_loss(-by_chunks(cross_entropy, logits, read.tokens, rows=at_once)).sum()
-    kl = by_chunks(exact_kl, logits, ref_logits, rows=at_once).sum()
+    nll = nll_loss(-nn.functional.cross_entropy(logits, read.tokens, reduction="none")).sum()
+    kl = exact_kl(logits, ref_logits).sum()
     return {"loss": nll + config.kl_coef * kl, "loss/nll": nll, "loss/kl": kl}
 
 

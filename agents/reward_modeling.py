@@ -21,12 +21,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import peft
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from ..bases import is_adapter
@@ -47,7 +48,7 @@ from .processes import default_device
 from .prompts import check_budget, check_eos, prompt_lengths, settle, up_to, warn_caller
 from .rollouts import micro_batches, ragged
 from .saving import end_texts, save_files
-from .settings import Schedule, TrainingConfig
+from .settings import Count, Natural, NonNegative, Positive, Schedule, TrainingConfig
 
 Texts = tuple[list[int], ...]
 """The tokens of a record's texts: of a preference the chosen and the rejected."""
@@ -57,14 +58,14 @@ Texts = tuple[list[int], ...]
 class RewardModelingConfig(TrainingConfig):
     """Settings of reward modeling; the defaults are AlpacaFarm's for LLaMA 7B (10k pairs, one epoch)."""
 
-    epochs: int = 1
+    epochs: Count = 1
     """Passes over the preferences."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Pairs in an update, all processes together."""
-    learning_rate: float = 3e-6
+    learning_rate: Positive = 3e-6
     schedule: Schedule = "cosine"
-    warmup_steps: float = 0.03
-    max_length: int = 512
+    warmup_steps: NonNegative = 0.03
+    max_length: Annotated[int, Field(ge=2)] = 512
     """Tokens of prompt and response; longer texts, or texts of more tokens than the model has positions, lose their
     middle, with a warning that counts them.
     """
@@ -72,14 +73,8 @@ class RewardModelingConfig(TrainingConfig):
     """Whether texts end with the end-of-sequence token. AlpacaFarm's do not; those of a chat template always end as it
     ends them.
     """
-    eval_every: int = 0
+    eval_every: Natural = 0
     """Steps between evaluations on the held-out preferences; 0 for the last step only."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "epochs", "batch_size")
-        self.at_least(2, "max_length")
-        self.at_least(0, "eval_every")
 
     @classmethod
     def paper(cls) -> Self:

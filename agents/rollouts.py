@@ -6,7 +6,7 @@ a forward pass or a scan over time needs a rectangle (`pad_rows`, `unpad`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import chain
@@ -169,44 +169,20 @@ def scoring_batch(rollouts: Rollouts, *, fill_token_id: int) -> tuple[Tensor, Te
 
 
 @contextmanager
-def output_layer_at(
-    model: Any, positions: Tensor, read: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None
-) -> Iterator[None]:
+def output_layer_at(model: Any, positions: Tensor) -> Iterator[None]:
     """Forward passes inside compute the logits of some positions ([B, L] mask) only: flat [n, V] instead of [B, L, V].
 
     The last layer's MLP is computed there only, too. Hidden states are picked in front of the output layer, so whatever
     the model does to its logits (a scale, a soft cap) still happens. Works under a LoRA wrapper (`model` is the one
     below it) and `functional_call`, and with versions of transformers whose `logits_to_keep` takes no mask (before
     5.21).
-
-    With `read`, which is given the output layer and the hidden states [n, d], what it makes of them comes back in place
-    of the logits, which need never exist as a whole. That is for models that return the output layer's logits as they
-    are.
     """
-    layer, results = model.get_output_embeddings(), list[Tensor]()
-    reading = False
-
-    def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:
-        nonlocal reading
-        if reading:
-            return None
-        hidden = inputs[0][positions]
-        if read is None:
-            return (hidden,)
-        reading = True
-        results.append(read(layer, hidden))
-        reading = False
-        return (hidden[:1],)  # the layer must be given something
-
-    handles = [layer.register_forward_pre_hook(pick)]
-    if read is not None:
-        handles.append(layer.register_forward_hook(lambda *_: None if reading else results.pop()))
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (inputs[0][positions],))
     try:
         with last_mlp_at(model, positions):
             yield
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
 
 
 def ragged(rows: Sequence[Sequence[int]], device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:

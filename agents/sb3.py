@@ -44,7 +44,6 @@ from ..last_layer import last_mlp_at
 from ..oracles.reward_model import num_positions
 from .adapters import trunk_of
 from .language_model import LanguageModel
-from .memory import gives_plain_logits
 from .prompts import control_tokens
 from .sampling import check_attention
 
@@ -221,6 +220,14 @@ def check_spaces(observation_space: Any, action_space: Any, model: LanguageModel
     check_attention(base, shape[0])
     if control_tokens(base) or not gives_plain_logits(base):
         raise ValueError("Expected a model without control tokens whose logits are its output layer's; use our PPO.")
+
+
+@torch.no_grad()
+def gives_plain_logits(model: Any) -> bool:
+    """Whether a model's logits are what its output layer gives, without a scale or a soft cap after it."""
+    ids = torch.tensor([[0]], device=model.device)
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return torch.allclose(model.get_output_embeddings()(hidden), model(input_ids=ids, use_cache=False).logits)
 
 
 class KLRolloutBuffer(DictRolloutBuffer):

@@ -21,9 +21,10 @@ Deviations, besides those of `best_of_n`, `dpo` and `oracles.policies`:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
+from pydantic import Field
 
 from ..instructions import Instruction, Preference
 from ..oracles.base import RewardOracle
@@ -33,34 +34,27 @@ from .best_of_n import BestOfN, BestOfNConfig, BestOfNSamples
 from .dpo import DPO, DPOConfig
 from .language_model import LanguageModel
 from .policy_agent import fitting
-from .settings import Settings
+from .settings import Count, Positive, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfRewardingConfig(Settings):
     """Settings of self-rewarding rounds; the defaults are those of Yuan et al. for LLaMA 2 70B."""
 
-    num_rounds: int = 2
+    num_rounds: Count = 2
     """Rounds of sampling, rating and DPO."""
-    num_samples: int = 4
+    num_samples: Annotated[int, Field(ge=2)] = 4
     """Responses to each instruction; 2 or more."""
-    num_instructions: int | None = None
+    num_instructions: Count | None = None
     """Instructions of a round; None: all there are, in equal parts. No instruction is in two rounds."""
-    temperature: float = 0.7
+    temperature: Positive = 0.7
     """Sampling temperature."""
-    max_response_tokens: int | None = None
+    max_response_tokens: Count | None = None
     """Longest response; None: the policy's limit."""
-    sample_batch_size: int = 256
+    sample_batch_size: Count = 256
     """Rows decoded together: memory and speed only."""
     dpo: DPOConfig = field(default_factory=lambda: DPOConfig(batch_size=16, learning_rate=1e-6))
     """Settings of each round's DPO."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "num_rounds", "num_instructions", "max_response_tokens", "sample_batch_size")
-        self.at_least(2, "num_samples")
-        self.above_0("temperature")
-        self.require(isinstance(self.dpo, DPOConfig), "dpo", "a DPOConfig")
 
     @classmethod
     def sandbox(cls) -> Self:

@@ -37,7 +37,7 @@ from ..llm.vllm import Choice, VLLMServer, body
 from .checkpoints import fingerprint
 from .rollouts import Rollouts, pad_rows, ragged
 from .sampling import Samples
-from .settings import Settings
+from .settings import Count, Positive, Settings
 
 NUM_CHECKED, CHECKED_TOKENS = 8, 32
 """Responses that the policy scores at the start, and their tokens at most."""
@@ -59,17 +59,12 @@ class ServedSamplerConfig(Settings):
     """The environment variable with the server's key; none is needed on this machine."""
     allow_insecure: bool = False
     """Take http:// to another machine too."""
-    max_concurrency: int = 256
+    max_concurrency: Count = 256
     """Requests in flight at once."""
-    timeout_s: float = 600.0
+    timeout_s: Positive = 600.0
     """Wall-clock seconds of one attempt, waiting in the server's queue included."""
-    max_mismatch: float = 0.1
+    max_mismatch: Positive = 0.1
     """Nats a token by which the policy's log-probabilities may differ from the server's, on average."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "max_concurrency")
-        self.above_0("timeout_s", "max_mismatch")
 
 
 class _Served(NamedTuple):

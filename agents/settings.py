@@ -1,28 +1,34 @@
 """Settings of agents: frozen dataclasses that refuse a bad value by the name of its field."""
 
 import math
-from dataclasses import dataclass, fields
-from types import NoneType
-from typing import Literal, Self, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Self, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every int, float, bool and Literal is checked against its type; floats must be finite."""
+    """Every field is checked against its type, strictly; floats must be finite. ValueError if one fails.
+
+    Values stay as they are given: an integer for a float is kept.
+    """
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))  # a field's own type is a text under `from __future__ import annotations`
-        for field in fields(self):
-            value, hint = getattr(self, field.name), hints[field.name]
-            kinds = get_args(hint) or (hint,)
-            if value is None and NoneType in kinds:
-                continue
-            for choices in (get_args(kind) for kind in (hint, *kinds) if get_origin(kind) is Literal):
-                self.require(value in choices, field.name, f"one of {choices}")
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            self.require(int not in kinds or (number and isinstance(value, int)), field.name, "an integer")
-            self.require(float not in kinds or (number and math.isfinite(value)), field.name, "a finite number")
-            self.require(bool not in kinds or isinstance(value, bool), field.name, "True or False")
+        kind: Any = type(self)
+        try:
+            _model(kind).model_validate(vars(self))
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0])
+            raise ValueError(f"{kind.__name__}.{name}: {first['msg']}, got {getattr(self, name)!r}") from None
 
     @classmethod
     def paper(cls) -> Self:
@@ -34,15 +40,11 @@ class Settings:
         if not holds:
             raise ValueError(f"{type(self).__name__}.{field} must be {expected}, got {getattr(self, field)!r}")
 
-    def at_least(self, least: int, *names: str) -> None:
-        """Require fields, where they are not None, to be `least` or more."""
-        for name in names:
-            self.require(getattr(self, name) is None or getattr(self, name) >= least, name, f"{least} or more")
 
-    def above_0(self, *names: str) -> None:
-        """Require fields, where they are not None, to be above 0."""
-        for name in names:
-            self.require(getattr(self, name) is None or getattr(self, name) > 0, name, "above 0")
+@cache
+def _model(settings: type) -> type[BaseModel]:
+    fields: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(settings, include_extras=True).items()}
+    return create_model(settings.__name__, __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)
 
 
 Schedule = Literal["linear", "cosine", "constant"]
@@ -53,19 +55,19 @@ Schedule = Literal["linear", "cosine", "constant"]
 class TrainingConfig(Settings):
     """Settings of every algorithm: optimizer, schedule, micro-batches, checkpoints."""
 
-    learning_rate: float = 1e-5
+    learning_rate: Positive = 1e-5
     """Peak learning rate of AdamW."""
     schedule: Schedule = "linear"
     """How the rate goes from its peak to 0 over all configured steps, wherever training is stopped."""
-    warmup_steps: float = 0.0
+    warmup_steps: NonNegative = 0.0
     """Steps of linear warm-up; below 1, a share of all steps. The first step's rate is not 0 (AlpacaFarm's is)."""
     weight_decay: float = 0.0
     """Decoupled weight decay."""
     adam_eps: float = 1e-8
     """AdamW's epsilon, added after the bias correction."""
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: Positive | None = 1.0
     """Gradients are scaled down to this global norm; the norm before that is logged. None: never."""
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: Count | None = None
     """Most padded tokens that go through a model at once: memory and speed only, results differ by rounding. None:
     1,024 on a CPU, 16,384 on a GPU. Halved before the first step if that does not fit into memory: see `memory`."""
     gradient_checkpointing: bool = False
@@ -76,18 +78,12 @@ class TrainingConfig(Settings):
     tf32: bool = True
     """Multiply float32 matrices in TF32 on a CUDA device, in a step: ten bits of mantissa, several times the speed, as
     AlpacaFarm's scripts do. False: as torch is set, which is to float32. Nothing changes on a CPU."""
-    save_every: int = 20
+    save_every: Natural = 20
     """Steps between checkpoints, 0 for the last step only. The last step is always saved."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
     """How many checkpoints to keep, at least 1."""
     sharding: Literal["none", "full"] = "none"
     """"full" splits weights, gradients and moments of all models over the processes (FSDP2); "none": each has all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.above_0("learning_rate", "max_grad_norm")
-        self.at_least(0, "warmup_steps", "save_every")
-        self.at_least(1, "micro_batch_tokens", "keep_checkpoints")
 
 
 FREE_TO_CHANGE = frozenset(

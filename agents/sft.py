@@ -29,24 +29,20 @@ from .losses import nll_loss
 from .policy_agent import PolicyAgent, PolicyConfig, Run, loaded
 from .prompts import check_budget, conditioned, unconditioned, warn_caller
 from .rollouts import Rollouts, micro_batches, ragged
-from .settings import Schedule
+from .settings import Count, NonNegative, Positive, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(PolicyConfig):
     """Settings of SFT; the defaults are AlpacaFarm's for LLaMA 7B (10k demonstrations, about 234 updates)."""
 
-    epochs: int = 3
+    epochs: Count = 3
     """Passes over the demonstrations."""
-    batch_size: int = 128
+    batch_size: Count = 128
     """Demonstrations in an update, all processes together."""
-    learning_rate: float = 2e-5
+    learning_rate: Positive = 2e-5
     schedule: Schedule = "cosine"
-    warmup_steps: float = 0.03
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "epochs", "batch_size")
+    warmup_steps: NonNegative = 0.03
 
     @classmethod
     def sandbox(cls) -> Self:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,7 +47,6 @@ from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.wrappers.vector import AddScore
 
 INSTRUCTIONS = tuple(Instruction(text, id=10 + i) for i, text in enumerate(TEXTS))
-DEADLINE_S = 300
 
 
 class Counting(Share):
@@ -87,12 +85,6 @@ def make_expert_iteration(policy: LanguageModel | Path, out: Path | None = None,
         policy = load_policy(policy)
     settings = {"instructions": INSTRUCTIONS, "oracle": Share(ASCII), "config": small_expert(), "seed": 3, **changes}
     return ExpertIteration(policy, settings.pop("instructions"), settings.pop("oracle"), out=out, **settings)
-
-
-def train_expert_iteration(policy_folder: Path, out: Path) -> None:
-    """A run that may be killed, slow enough that it will be."""
-    for _ in make_expert_iteration(policy_folder, out).updates():
-        time.sleep(0.05)
 
 
 def read(out: Path, number: int = 1) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_model
-from tiny_worlds import Share, load_policy, make_env, small_ppo, start, train_ppo, train_sandbox_ppo
+from tiny_worlds import Share, load_policy, make_env, small_ppo, start, train_ppo
 from torch import nn
 
 from alpacafarm_env.agents import checkpoints
@@ -249,7 +249,6 @@ def finish(job: Job, policy_folder: Path, out: Path, total_steps: int) -> None:
     [
         pytest.param(train_ppo, 2, 5, id="short"),
         pytest.param(train_ppo, 10, 25, id="full", marks=pytest.mark.slow),
-        pytest.param(train_sandbox_ppo, 10, 25, id="sandbox", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_ends_as_if_it_had_not_been(

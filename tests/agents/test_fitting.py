@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from tiny_worlds import (
     ASCII,
     DEMONSTRATIONS,
@@ -143,17 +143,6 @@ class Watched(gym.vector.VectorWrapper):  # type: ignore[type-arg]
         observations, infos = self.env.reset(**kwargs)
         self.asked |= set(observations)
         return observations, infos
-
-
-def test_separate_environments_draw_them_no_more(policy_folder: Path) -> None:
-    envs = [lambda: gym.wrappers.OrderEnforcing(single())] * 16
-    watched = Watched(SyncVectorEnv(envs, autoreset_mode=AutoresetMode.DISABLED))
-    with pytest.warns(UserWarning, match=TOLD) as told:
-        made = AGENTS["quark"](watched, load_policy(policy_folder, max_prompt_tokens=LIMIT))
-    assert len([warning for warning in told if "left out" in str(warning.message)]) == 1
-    made.learn()
-    assert watched.asked == {TEXTS[number] for number in KEPT}
-    assert made.num_left_out == 1
 
 
 @pytest.mark.parametrize("agent", ["ppo", "quark_all"])

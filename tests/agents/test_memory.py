@@ -9,11 +9,8 @@ import pytest
 import torch
 from agent_worlds import DEMONSTRATIONS, PREFERENCES, RUNS
 from tiny_worlds import (
-    ENDS,
     INSTRUCTIONS,
     TEMPLATE,
-    assert_near,
-    build_ending,
     build_llama,
     generator,
     load_policy,
@@ -32,7 +29,6 @@ from alpacafarm_env.agents import (
     RewardModeling,
     RewardModelingConfig,
     SFTConfig,
-    memory,
 )
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.memory import (
@@ -130,43 +126,6 @@ def test_gradients_are_the_same_and_an_eighth_is_kept(lora, tokenizer):
     first = [gradient for name, gradient in gradients.items() if ".layers.0." in name]
     assert len(first) >= 9
     assert all(gradient.any() for gradient in first)
-
-
-def scored(lm, rollouts, role="policy"):
-    """Log-probabilities, gradients of a weighted sum of them, bytes kept for it, and what the output layer made."""
-    shapes = []
-    layer = lm._base_model.get_output_embeddings()
-    watch = layer.register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape)))
-    weights = torch.rand(len(rollouts.tokens), generator=generator(2))
-    size, found = saved_bytes(lm.model, lambda: lm.logprobs(rollouts, role=role, temperature=0.7))
-    num_forward = len(shapes)
-    gradients = {}
-    if found.requires_grad:
-        (found * weights).sum().backward()
-        gradients = {name: p.grad.clone() for name, p in lm.model.named_parameters() if p.requires_grad}
-        lm.model.zero_grad()
-    watch.remove()
-    return found.detach(), gradients, size, shapes[:num_forward], shapes[num_forward:]
-
-
-@pytest.mark.parametrize("architecture", ENDS)
-def test_log_probabilities_in_chunks_are_those_in_one_piece(architecture, tokenizer, monkeypatch):
-    lm = build_ending(architecture, tokenizer)
-    rollouts = lm.generate(INSTRUCTIONS, generator=generator(), num_samples=2)
-    num, vocabulary = len(rollouts.tokens), len(tokenizer)
-    expected, gradients, whole, *_ = scored(lm, rollouts)
-    monkeypatch.setattr(memory, "LOGITS_AT_ONCE", 5 * vocabulary + 1)
-    found, others, kept, shapes, again = scored(lm, rollouts)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
-    assert_near(others, gradients, atol=2e-5)
-    if architecture in ("Gemma2", "Cohere", "Granite"):  # they scale or cap what the output layer gives
-        assert shapes == [(num, vocabulary)]
-        return
-    sizes = [min(5, num - start) for start in range(0, num, 5)]
-    assert sorted(shapes) == sorted([(1, vocabulary), *((size, vocabulary) for size in sizes)])
-    assert sorted(again) == sorted((size, vocabulary) for size in sizes)  # the backward pass needs them once more
-    assert kept <= whole - 4 * num * vocabulary
-    assert lm.logits(rollouts).shape == (num, vocabulary)
 
 
 LLAMA_7B = LlamaConfig()  # 32 layers of 32 heads of 128, 11008 wide within; 32000 tokens

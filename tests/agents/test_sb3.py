@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_worlds import BUILDERS, INSTRUCTIONS, LORA, build_tokenizer
+from tiny_worlds import BUILDERS, ENDS, INSTRUCTIONS, LORA, build_ending, build_tokenizer
 
 from alpacafarm_env import wrappers
 from alpacafarm_env.agents import sb3
@@ -243,6 +243,12 @@ def test_what_cannot_work_is_refused(make, settings, policy_folder):
     env.set_options([{"instruction_id": 100}, *[{}] * 7])
     with pytest.raises(ValueError, match="every slot"):
         env.reset()
+
+
+@pytest.mark.parametrize("architecture", ENDS)
+def test_models_that_change_their_logits_are_told_apart(architecture, tokenizer):
+    plain = sb3.gives_plain_logits(build_ending(architecture, tokenizer).model)
+    assert plain == (architecture not in ("Gemma2", "Cohere", "Granite"))
 
 
 LENGTH = 24

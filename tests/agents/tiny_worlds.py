@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import gymnasium as gym
 import numpy as np
 import torch
 import transformers
@@ -31,7 +30,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from alpacafarm_env import sandbox
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig
 from alpacafarm_env.agents.quark import Quark, QuarkConfig
@@ -259,15 +257,6 @@ def train_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:
     """A run that may be killed: it resumes what `out` holds."""
     config = small_ppo(total_steps=total_steps, save_every=2, keep_checkpoints=2, target_kl=0.01, warmup_steps=2)
     PPO(make_env(), load_policy(policy_folder), config=config, seed=3, out=out).learn()
-
-
-def train_sandbox_ppo(policy_folder: Path, out: Path, total_steps: int) -> None:
-    """The same on AlpacaFarm-PPO-v0 as shipped: the sandbox's policy, reward model and preset, in smaller steps."""
-    env = gym.make_vec("AlpacaFarm-PPO-v0", num_envs=32, autoreset_mode=AutoresetMode.DISABLED)
-    config = replace(
-        PPOConfig.sandbox(), total_steps=total_steps, rollout_batch_size=64, minibatch_size=32, save_every=2
-    )
-    PPO(env, sandbox.POLICY, value_init=sandbox.REWARD_MODEL, config=config, seed=3, out=out).learn()
 
 
 def train_with_few_scores(policy_folder: Path, target: Path) -> None:
