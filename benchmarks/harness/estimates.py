@@ -118,7 +118,8 @@ def sampled_methods(rho: Interval) -> Interval:
     if rho.num < 4 or abs(rho.mean) >= 1:
         return Interval(rho.mean, math.nan, math.nan, rho.num)
     half = 1.96 * math.sqrt((1 + rho.mean**2 / 2) / (rho.num - 3))
-    return Interval(rho.mean, *(math.tanh(math.atanh(rho.mean) + end) for end in (-half, half)), rho.num)
+    low, high = (math.tanh(math.atanh(rho.mean) + end) for end in (-half, half))
+    return Interval(rho.mean, low, high, rho.num)
 
 
 def resampled(credits: Mapping[str, Sequence[Array]], *, seed: int, num: int = RESAMPLES) -> dict[str, Array]:
@@ -163,7 +164,8 @@ def agreement(
     if drawn:
         x, y = drawn if len(drawn) == 2 else (drawn[0], np.broadcast_to(exact[1], drawn[0].shape))
         ends = {figure: percentiles(correlations(figure, x, y)) for figure in ends}
-    return {figure: Interval(float(correlations(figure, *exact)[0]), *ends[figure], len(names)) for figure in ends}
+    means = {figure: float(correlations(figure, *exact)[0]) for figure in ends}
+    return {figure: Interval(means[figure], low, high, len(names)) for figure, (low, high) in ends.items()}
 
 
 def correlations(figure: str, x: Array, y: Array) -> Array:

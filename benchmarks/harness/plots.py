@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -172,8 +172,8 @@ def place_labels(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     """
     low, high = axis.get_ylim()
     by_height = sorted(points, key=lambda name: points[name][1])
-    line = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "shrinkB": 3}
+    line: dict[str, Any] = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "shrinkB": 3}
     heights = np.linspace(low, high, len(by_height) + 2)[1:-1]
     for name, height in zip(by_height, heights.tolist(), strict=True):
-        place = {"xytext": (1.02, height), "textcoords": axis.get_yaxis_transform(), "va": "center"}
+        place: dict[str, Any] = {"xytext": (1.02, height), "textcoords": axis.get_yaxis_transform(), "va": "center"}
         axis.annotate(name, points[name], **place, fontsize=LABEL_SIZE, arrowprops=line)

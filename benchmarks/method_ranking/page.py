@@ -110,7 +110,8 @@ def agreements_of(summary: Summary, credits: Mapping[str, Mapping[str, Sequence[
     """How well the rankings agree; credits: column -> method -> verdicts on the instructions, [B] of each seed."""
     draws = {kind: resampled(credits[kind], seed=0) for kind in FEEDBACKS}
     compared = {kind: agreement(summary.columns[kind], summary.paper[kind], draws[kind]) for kind in FEEDBACKS}
-    return {BOTH: agreement(*summary.columns.values(), *draws.values()), **compared}
+    simulated, human = (summary.columns[kind] for kind in FEEDBACKS)
+    return {BOTH: agreement(simulated, human, *draws.values()), **compared}
 
 
 def page(folder: Path) -> Page:
@@ -127,12 +128,14 @@ def page(folder: Path) -> Page:
 
 def page_of(summary: Summary, agreements: Agreements, where: Provenance) -> Page:
     """The result in a summary and the agreements of its rankings."""
+    simulated, human = (
+        {name: rate for name, rate in summary.paper[kind].items() if name in summary.columns[kind]}
+        for kind in FEEDBACKS
+    )
     rankings = {
         "simulated and human, here": agreements[BOTH],
         **{f"{feedback}, here and in the paper": agreements[feedback] for feedback in FEEDBACKS},
-        "simulated and human, in the paper (its numbers, of the methods here)": agreement(
-            *({name: paper[name] for name in paper if name in summary.columns[k]} for k, paper in summary.paper.items())
-        ),
+        "simulated and human, in the paper (its numbers, of the methods here)": agreement(simulated, human),
     }
     sampled = sampled_anew(summary, agreements)
     pairs = {feedback: summary.pairs(feedback) for feedback in summary.feedbacks}
@@ -171,7 +174,7 @@ def sampled_anew(summary: Summary, agreements: Agreements) -> dict[str, Interval
     }
     rankings = {
         "simulated and human, here": agreements[BOTH],
-        "simulated and human, here, without stand-ins and base model": agreement(*inner.values()),
+        "simulated and human, here, without stand-ins and base model": agreement(inner["simulated"], inner["human"]),
         **{
             f"{kind}, here and in the paper, without them": agreement(inner[kind], summary.paper[kind])
             for kind in FEEDBACKS

@@ -174,7 +174,7 @@ def store_results(study: Study, options: MethodRankingOptions, plans: Sequence[E
         temperature_note=", best-of-n 1" if any(name.startswith("best_of") for name in order) else "",
     )
     agreements = agreements_of(Summary(frame_of(rows), options.chosen, options.feedbacks), credits)
-    stored = {
+    stored: dict[str, Any] = {
         name: each and {figure: vars(value) for figure, value in each.items()} for name, each in agreements.items()
     }
     specs = list(options.specs.values())

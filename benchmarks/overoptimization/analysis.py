@@ -121,7 +121,8 @@ def shared_distances(curves: Curves) -> Array:
 
 def _farther(distances: Array) -> NDArray[np.bool_]:
     """[K], which evaluations are farther than all before them: KL is an estimate and may step back."""
-    return np.r_[True, distances[1:] > np.maximum.accumulate(distances)[:-1]]
+    farther: NDArray[np.bool_] = np.r_[True, distances[1:] > np.maximum.accumulate(distances)[:-1]]
+    return farther
 
 
 def fit(curves: Curves) -> list[Interval] | None:

@@ -44,7 +44,8 @@ class Labelled:
 
     def label(self, *methods: str) -> str:
         """Level, judges, n, seeds and interval; of the methods given or, with none, of all."""
-        shown, words = [method for method in self.results.methods if method in (methods or METHOD_WORDS)], {}
+        shown = [method for method in self.results.methods if method in (methods or METHOD_WORDS)]
+        words: dict[int, list[str]] = {}
         for method in shown:
             size = "num_prompts" if method == "best_of_n" else "num_eval"
             words.setdefault(self.sizes[size], []).append(METHOD_WORDS[method])

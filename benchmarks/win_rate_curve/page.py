@@ -101,13 +101,14 @@ def choose(val: pd.DataFrame) -> Choice:
     later = val.drop(index=0, level="step")
     for measure in ("win_rate_simulated", "win_rate", "proxy"):
         if measure in later and (table := later[measure].unstack("step")).notna().any(axis="columns").all():
-            return Choice(table.idxmax(axis="columns").to_dict(), measure)
+            best = table.idxmax(axis="columns")
+            return Choice(dict(zip(best.index.tolist(), best.tolist(), strict=True)), measure)
     raise ValueError("nothing to choose by: val has neither a win rate nor a proxy for every seed")
 
 
 def compare(curves: pd.DataFrame, choice: Choice) -> dict[str, Comparison]:
     """Measure -> comparison, for each measure of the level, in the order of the table."""
-    compared = {}
+    compared: dict[str, Comparison] = {}
     for name in map(str, curves.columns):
         table, chosen = curves[name].unstack("step"), choice.values(curves, name)
         values = {"sft": table[0], "chosen": chosen, "last": table.iloc[:, -1]}
@@ -126,7 +127,7 @@ def after_peak(curves: pd.DataFrame, choice: Choice) -> dict[str, Any] | None:
     if truth is None or len(choice.steps) < 2:
         return None
     table = curves[truth].unstack("step")
-    step = int(table.mean().idxmax())
+    step = int(table.columns[int(table.mean().argmax())])
     won = choice.values(curves, choice.measure) - curves[choice.measure].unstack("step")[step]
     return {
         "truth": truth,
@@ -217,7 +218,7 @@ def describe(answers: pd.DataFrame) -> list[str]:
     """The responses of an evaluation, each with the scores that it has."""
     scores = answers[[name for name in (*SCORES, OWN_WIN_RATE) if name in answers]].astype(float)
     texts = [
-        "; ".join(f"{NAMES[name]} {value:.2f}" for name, value in row.items() if value == value)
+        "; ".join(f"{NAMES[str(name)]} {value:.2f}" for name, value in row.items() if value == value)
         for row in scores.to_dict("records")
     ]
     cut = np.where(answers.finished > 0, "", " [cut at the length limit]")
