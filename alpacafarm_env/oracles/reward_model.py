@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ..bases import adapter_base, read_json
 from ..bases import is_adapter as is_adapter
 from ..chat_templates import ChatTemplate, check_template, load_template
-from ..errors import CheckpointError
+from ..errors import CheckpointError, DataError
 from ..folders import snapshot
 from ..pretrained import PICKLED, file_states, load_adapter, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
@@ -147,7 +147,11 @@ class RewardModel(DetailedOracle):
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = self.dtype or ("bfloat16" if torch.device(device).type == "cuda" else "float32")
+        try:
+            kind = torch.device(device).type
+        except RuntimeError as error:
+            raise DataError(f"device: expected a name that torch knows, such as cpu, got {device!r}.") from error
+        dtype = self.dtype or ("bfloat16" if kind == "cuda" else "float32")
         base = None if self._base is None else self._base()
         model = load_scorer(self.path, dtype=getattr(torch, dtype), base=base)
         self._pad: int | None = model.config.get_text_config().pad_token_id
