@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
-
-import psutil
 
 from .errors import DataError, did_you_mean
 from .instructions import system_front
@@ -22,14 +17,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAMED: Final = {"alpaca": ALPACA}
-_SYSTEM, _QUESTION, _ANSWER = "alpacafarm system", "alpacafarm question", "alpacafarm answer"
-_ROLES: Final = ("system", "user", "assistant")
-_SECONDS: Final = 5.0
-"""The longest that a template may take to write one conversation."""
-_BYTES: Final = 2**30
-"""The most memory that it may take."""
+_MARKS: Final = {role: f"alpacafarm {role}" for role in ("system", "user", "assistant")}
+"""Messages that stand for any other's while a template is looked at."""
 _SAME_DAY: Final = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
 """Today, for templates that write the date: a prompt must not depend on when it is read. Llama 3.2's own default."""
+Conversation = dict[str, str]
+"""Role -> its message, in their order."""
 
 
 def load_template(
@@ -92,84 +85,53 @@ class ChatTemplate(PromptTemplate):
     writes count, and the tokenizer adds none; those that an instruction or a response spells out are letters. For texts
     that spell none, prompts are `tokenizer.apply_chat_template(..., add_generation_prompt=True)` and pairs the
     conversation, token for token; but today's date is always the same day.
-
-    A template that looks into answers, such as for the end of reasoning, writes each conversation itself.
     """
 
+    program: str
+    """The template's source."""
     between: str
     """From the end of the user's message to the start of the answer."""
     trail: str
     """The text behind the answer."""
-    trims: tuple[bool, bool]
-    """Whether the template strips white space off the user's message, and off the answer."""
     end: int
     """The first token of `trail` that is no text, the tokenizer's EOS if it has none."""
-    system: tuple[str, str, bool] | None
-    """The text before a system text, and from its end to the user's message, and whether white space is stripped
-    off it; None without a place for it.
-    """
-    program: str = ""
-    """The template itself if what it makes of an answer depends on the answer."""
+    has_system: bool
+    """Whether it has a place for a system text."""
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
-        """Finds out what a chat template writes around two messages; DataError if that depends on the question."""
+        """Reads off what a chat template writes around two messages; DataError if it does not write each once."""
         program = _SAME_DAY + tokenizer.get_chat_template()
-        written = partial(_written, tokenizer, program)
-
-        def ask(question: str) -> str:
-            return written(question, add_generation_prompt=True)
-
-        def tell(answer: str) -> str:
-            return written(_QUESTION, answer)
-
-        def place() -> tuple[str, str, bool] | None:
-            spaced = f" {_QUESTION}\n "
-            options: dict[str, Any] = {"roles": _ROLES, "add_generation_prompt": True}
-            try:
-                before, rest = _split(written(_SYSTEM, _QUESTION, **options), _SYSTEM)
-                behind, end = _split(rest, _QUESTION)
-                strips = _is_trimmed(written(f" {_SYSTEM}\n ", _QUESTION, **options), before, _SYSTEM, rest)
-                whole = written(_SYSTEM, spaced, _ANSWER, roles=_ROLES)
-            except Exception:  # noqa: BLE001 -- a program of its own: Gemma's refuses, others leave the text out
-                return None
-            parts = (before, _SYSTEM, behind, _QUESTION if trims[0] else spaced, between, _ANSWER, trail)
-            return (before, behind, strips) if (end, whole) == (suffix, "".join(parts)) else None
-
-        head, suffix = _split(ask(_QUESTION), _QUESTION)
-        told_head, rest = _split(tell(_ANSWER), _QUESTION)
-        between, trail = _split(rest, _ANSWER)
-        if told_head != head:
-            raise DataError("it begins a conversation unlike a question")
-        trims = ask(f" {_QUESTION}\n ") == ask(_QUESTION), tell(f" {_ANSWER}\n ") == tell(_ANSWER)
-        if any(ask(text) != head + (text.strip() if trims[0] else text) + suffix for text in _probes(_QUESTION)):
-            raise DataError("what it writes depends on the white space, the length or the words of a question")
-        before = head + _QUESTION + between
-        plain = [tell(text) == before + (text.strip() if trims[1] else text) + trail for text in _probes(_ANSWER)]
-        if not plain[-1]:
-            raise DataError("it changes a long answer")
+        ask = {"user": _MARKS["user"]}
+        prompt = _pieces(tokenizer, program, ask, add_generation_prompt=True)
+        _, between, trail = _pieces(tokenizer, program, {**ask, "assistant": _MARKS["assistant"]})
         # Not all that were added for a template are marked as special.
         added = {n: token for n, token in tokenizer.added_tokens_decoder.items() if n != tokenizer.unk_token_id}
         ends = [n for n in _parsed(tokenizer, [trail])[0] if n in added and str(added[n]).strip()]
         end = ends[0] if ends else cast(int, tokenizer.eos_token_id)
-        with_input, without_input = (head + field + suffix for field in ("{instruction}\n\n{input}", "{instruction}"))
-        _split(without_input, "{instruction}")  # it might write the placeholder itself
-        program = "" if all(plain) else program
-        return cls(with_input, without_input, between, trail, trims, end, place(), program)
-
-    def render(self, instruction: str) -> str:
-        """The prompt as text, special tokens spelled out."""
-        return "".join(self._prompt(instruction))
+        try:
+            _pieces(tokenizer, program, _MARKS)
+            has_system = True
+        except Exception:  # noqa: BLE001 -- a program of its own: Gemma's refuses, others leave the text out
+            has_system = False
+        plain = ("{instruction}\n\n{input}".join(prompt), "{instruction}".join(prompt))
+        return cls(*plain, program, between, trail, end, has_system)
 
     def encode_prompts(self, tokenizer: PreTrainedTokenizerBase, instructions: Sequence[str]) -> list[list[int]]:
         """As the base class."""
-        return _encode(tokenizer, [self._prompt(instruction) for instruction in instructions])
+        return self._encode(tokenizer, [self._ask(each) for each in instructions], add_generation_prompt=True)
 
     def encode_responses(self, tokenizer: PreTrainedTokenizerBase, responses: Sequence[str]) -> list[list[int]]:
         """As the base class."""
-        texts = [self._lead + response.removeprefix(self._lead) for response in responses]
-        joined = _encode(tokenizer, [(self.tail, text) for text in texts])
-        return cut_anchor(tokenizer, _parsed(tokenizer, [self.tail])[0], joined, texts)
+        # White space before an answer that the prompt leaves out: a sampled text has it.
+        lead = self.between.removeprefix(self.tail) if self.between.startswith(self.tail) else ""
+        lead = "" if lead.strip() else lead
+        texts = [lead + response.removeprefix(lead) for response in responses]
+        (anchor,), joined = _parsed(tokenizer, [self.tail]), _parsed(tokenizer, [self.tail + text for text in texts])
+        for row, spells in enumerate(_spell(tokenizer, texts)):
+            if spells:
+                joined[row] = anchor + tokens_of(tokenizer, [texts[row]])[0]
+        return cut_anchor(tokenizer, anchor, joined, texts)
 
     def encode_pairs(
         self,
@@ -180,18 +142,10 @@ class ChatTemplate(PromptTemplate):
         eos: bool,
     ) -> list[list[int]]:
         """The conversation of an instruction and its response; `eos`: with what ends it."""
-        trail = self.trail if eos else ""
-        answers = [y.strip() if self.trims[1] else y.removeprefix(self._lead) for y in responses]
-        pairs = list(zip(instructions, answers, strict=True))
-        rows: list[tuple[str, ...]] = [(*self._prompt(x)[:-1], self.between, y, trail) for x, y in pairs]
-        if self.program:
-            special = special_ids(tokenizer) | {tokenizer.unk_token_id}
-            own = [special.isdisjoint(ids) for ids in _parsed(tokenizer, [f"{x} {y}" for x, y in pairs])]
-            messages = [(*row[1:-3:2], y) for row, (_, y) in zip(rows, pairs, strict=True)]
-            texts = [_written(tokenizer, self.program, *each, roles=_ROLES[-len(each) :]) for each in messages]
-            texts = texts if eos else [text.removesuffix(self.trail) for text in texts]
-            rows = [(text,) if alone else row for text, alone, row in zip(texts, own, rows, strict=True)]
-        return _encode(tokenizer, rows)
+        pairs = zip(instructions, responses, strict=True)
+        rows = self._encode(tokenizer, [{**self._ask(ask), "assistant": response} for ask, response in pairs])
+        behind = 0 if eos else len(_parsed(tokenizer, [self.trail])[0])
+        return [row[: len(row) - behind] for row in rows]
 
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
         """The token that ends a response."""
@@ -201,24 +155,29 @@ class ChatTemplate(PromptTemplate):
         """Writes no file: the tokenizer carries the template. An older `prompt_template.json` is removed."""
         (Path(folder) / FILE_NAME).unlink(missing_ok=True)
 
-    @property
-    def _lead(self) -> str:
-        """The white space before an answer that the prompt leaves out: a sampled text has it."""
-        lead = self.between.removeprefix(self.tail) if self.between.startswith(self.tail) else ""
-        return "" if lead.strip() else lead
-
-    def _prompt(self, instruction: str) -> tuple[str, ...]:
-        """The template's text before a message, the message (the system's, if any, and the user's), and so on."""
+    def _ask(self, instruction: str) -> Conversation:
         system = getattr(instruction, "system", "")
-        if system and self.system is None:
+        if system and not self.has_system:
             warn_no_place()
             system = ""
-        message = instruction.removeprefix(system_front(system))
-        behind = (message.strip() if self.trims[0] else message, self.tail)
-        if not system or self.system is None:
-            return self.without_input.split("{instruction}")[0], *behind
-        before, between, strips = self.system
-        return before, system.strip() if strips else system, between, *behind
+        front = {"system": system} if system else {}
+        return {**front, "user": instruction.removeprefix(system_front(system))}
+
+    def _encode(
+        self, tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation], **options: Any
+    ) -> list[list[int]]:
+        """Encodes conversations as one text each, as other libraries do, and by pieces where one spells tokens."""
+        texts = [_written(tokenizer, self.program, each, **options) for each in conversations]
+        rows = _parsed(tokenizer, texts)
+        spell = _spell(tokenizer, [" ".join(messages.values()) for messages in conversations])
+        for number, messages in enumerate(conversations):
+            if spell[number]:
+                own = _pieces(tokenizer, self.program, {role: _MARKS[role] for role in messages}, **options)
+                pieces = _parsed(tokenizer, own)
+                for place, letters in enumerate(tokens_of(tokenizer, list(messages.values()))):
+                    pieces[place] = pieces[place] + letters
+                rows[number] = [token for piece in pieces for token in piece]
+        return rows
 
 
 def chat_template(template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, *, eos: bool = True) -> str | None:
@@ -235,7 +194,7 @@ def chat_template(template: PromptTemplate, tokenizer: PreTrainedTokenizerBase, 
         dated = isinstance(own, str) and "strftime_now" in own and not own.startswith(_SAME_DAY)
         return cast(str, _SAME_DAY + own if dated else own)
     bos = "".join(tokenizer.convert_ids_to_tokens(ids_around(tokenizer)[0]))
-    prompt, (expected,) = template.render(_QUESTION), template.encode_prompts(tokenizer, [_QUESTION])
+    prompt, (expected,) = template.render("Hi"), template.encode_prompts(tokenizer, ["Hi"])
     # A tokenizer of SentencePiece's kind puts a space before a text, but not where BOS is written in it.
     fronts = [front for front in (bos, bos + " ") if _parsed(tokenizer, [front + prompt])[0] == expected]
     if not fronts:
@@ -269,91 +228,32 @@ def ids_around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]
     return whole[:front], whole[front + len(plain) :]
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[tuple[str, ...]]) -> list[list[int]]:
-    """Token ids of rows that alternate between the template's own text and foreign text.
-
-    A row is encoded as one text, as other libraries do. Where that finds more special tokens than the template wrote,
-    somebody spelled one out: then piece by piece, the foreign ones as letters.
-    """
-    encoded = _parsed(tokenizer, ["".join(row) for row in rows])
-    special, own_special = special_ids(tokenizer), dict[tuple[str, ...], list[int]]()
-    for number, row in enumerate(rows):
-        own = row[::2]
-        if own not in own_special:
-            own_special[own] = [token for piece in _parsed(tokenizer, own) for token in piece if token in special]
-        # The unknown token stands for letters too, so it is looked for in the text.
-        unknown = tokenizer.unk_token is not None and any(tokenizer.unk_token in text for text in row[1::2])
-        if unknown or [token for token in encoded[number] if token in special] != own_special[own]:
-            read = (_parsed, tokens_of)
-            parts = [read[place % 2](tokenizer, [piece])[0] for place, piece in enumerate(row)]
-            encoded[number] = [token for part in parts for token in part]
-    return encoded
-
-
-_parsed = partial(tokens_of, special=True)
-
-
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Without the one that stands for unknown letters."""
     added = tokenizer.added_tokens_decoder.items()
     return {number for number, token in added if token.special and number != tokenizer.unk_token_id}
 
 
-def _split(text: str, message: str) -> tuple[str, str]:
-    """The texts before and behind a message."""
-    parts = text.split(message)
-    if len(parts) != 2:
-        raise DataError(f"it writes a message {len(parts) - 1} times, expected once")
-    return parts[0], parts[1]
+_parsed = partial(tokens_of, special=True)
 
 
-def _is_trimmed(text: str, before: str, message: str, behind: str) -> bool:
-    """Whether a message lost the white space around it; raises DataError if something else became of it."""
-    if text not in (before + message + behind, before + f" {message}\n " + behind):
-        raise DataError("what it writes depends on the white space around a message")
-    return text == before + message + behind
+def _spell(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
+    """Which texts spell a special token out."""
+    special, unknown = special_ids(tokenizer), tokenizer.unk_token
+    rows = zip(texts, _parsed(tokenizer, texts), strict=True)
+    # The unknown token stands for letters too, so it is looked for in the text.
+    return [not special.isdisjoint(row) or (unknown is not None and unknown in text) for text, row in rows]
 
 
-def _probes(message: str) -> tuple[str, ...]:
-    """Messages that some templates change: white space, the marks of reasoning; last a long one."""
-    reasoned = (f"<think>\n{message}\n</think>\n\n{message}", f"{message}</think>{message}")
-    return f" {message}\n ", f"\n{message}\n", f"{message} ", *reasoned, message + " and so on" * 10_000
+def _written(tokenizer: PreTrainedTokenizerBase, program: str, messages: Conversation, **options: Any) -> str:
+    turns: Any = [{"role": role, "content": str(text)} for role, text in messages.items()]
+    return cast(str, tokenizer.apply_chat_template(turns, tokenize=False, chat_template=program, **options))
 
 
-def _written(
-    tokenizer: PreTrainedTokenizerBase,
-    program: str,
-    *contents: str,
-    roles: Sequence[str] = _ROLES[1:],
-    **options: Any,
-) -> str:
-    """A chat template's text for messages of these roles: a user's, and its answer."""
-    turns = zip(roles, contents, strict=False)
-    messages: Any = [{"role": role, "content": content} for role, content in turns]
-    with _bounded():
-        text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=program, **options)
-    return cast(str, text)
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Within, this thread's Python code that takes too long, or too much memory, ends in an error.
-
-    A template may loop for ever, or ask for a text of 10 GB in one operation, which no clock interrupts.
-    """
-    end, before, limits = time.monotonic() + _SECONDS, sys.gettrace(), resource.getrlimit(resource.RLIMIT_AS)
-    most = psutil.Process().memory_info().vms + _BYTES
-    if limits[0] == resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
-
-    def watch(*_: Any) -> Any:
-        if time.monotonic() > end:
-            raise DataError(f"it takes more than {_SECONDS:g} seconds to write one conversation")
-        return watch
-
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+def _pieces(tokenizer: PreTrainedTokenizerBase, program: str, marks: Conversation, **options: Any) -> list[str]:
+    """The template's own texts around messages; DataError if it does not write each message once, in order."""
+    text = _written(tokenizer, program, marks, **options)
+    pieces = re.split("|".join(marks.values()), text)
+    if re.findall("|".join(marks.values()), text) != list(marks.values()):
+        raise DataError(f"it writes {len(pieces) - 1} messages, expected each of {len(marks)} once, in their order")
+    return pieces

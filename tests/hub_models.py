@@ -71,39 +71,6 @@ MISTRAL = """{%- if messages[0]['role'] == 'system' %}
     {%- endif %}
 {%- endfor %}
 """
-REASONING = {
-    "kept apart": """
-{%- for message in messages %}
-    {%- if message.role == 'assistant' %}
-        {%- set thought, said = '', message.content %}
-        {%- if '</think>' in said %}
-            {%- set thought = said.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set said = said.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>assistant\\n<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}
-        {{- said.lstrip('\\n') + '<|im_end|>\\n' }}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-""",
-    "dropped": """
-{%- for message in messages %}
-    {%- if message.role == 'user' %}
-        {{- '<|im_start|>' + message.content }}
-    {%- else %}
-        {{- '<|vision_pad|>' + message.content.split('</think>')[-1] + '<|im_end|>' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|vision_pad|><think>\\n' }}
-{%- endif %}
-""",
-}
-"""Of the kinds of Qwen 3 and DeepSeek R1: what stands before the last </think> is written elsewhere, or nowhere."""
 TEMPLATES = {"qwen": QWEN, "llama-3": LLAMA_3, "gemma": GEMMA, "mistral": MISTRAL}
 FAMILIES = tuple(TEMPLATES)
 _LLAMA_3 = [

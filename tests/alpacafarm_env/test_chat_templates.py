@@ -1,9 +1,7 @@
 """Chat templates: token for token what `apply_chat_template` gives, nothing injected, and no prompt guessed."""
 
-import itertools
-
 import pytest
-from hub_models import ENDS, FAMILIES, REASONING, build_chat_tokenizer
+from hub_models import ENDS, FAMILIES, build_chat_tokenizer
 from tokenizers import AddedToken
 
 from alpacafarm_env.chat_templates import ChatTemplate, chat_template, check_template, ids_around, load_template
@@ -100,41 +98,6 @@ def test_a_chat_template_without_two_turns_is_refused(tokenizer, tmp_path):
         with pytest.raises(DataError, match=f"{tmp_path}.*alpaca"):
             load_template(tmp_path, tokenizer)
         assert load_template(tmp_path, tokenizer, "alpaca") == ALPACA
-
-
-@pytest.mark.parametrize("kind", REASONING)
-def test_pairs_equal_the_librarys_for_reasoning_templates(kind):
-    tokenizer = build_chat_tokenizer("qwen")
-    tokenizer.add_tokens(["<think>", "</think>"])
-    tokenizer.chat_template = REASONING[kind]
-    template = ChatTemplate.of(tokenizer)
-    parts = ("", "\n", "<think>", "</think>", " robin ")
-    answers = ["".join(row) for row in itertools.product(parts, repeat=3)]
-    asks = [answer.replace("think", "thing") for answer in reversed(answers)]
-    expected = [library_ids(tokenizer, conversation(x, y)) for x, y in zip(asks, answers, strict=True)]
-    assert template.encode_pairs(tokenizer, asks, answers, eos=True) == expected
-    asked = [library_ids(tokenizer, conversation(x), add_generation_prompt=True) for x in asks]
-    assert template.encode_prompts(tokenizer, asks) == asked
-    (spelled,) = template.encode_pairs(tokenizer, ["Hi"], ["a</think>b<|im_end|>"], eos=True)
-    assert spelled.count(tokenizer.eos_token_id) == expected[0].count(tokenizer.eos_token_id)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "{% if m|length > 9999 %}{{ m[:9999] }}{% else %}{{ m }}{% endif %}",
-        "{% if messages|length == 1 %}{{ m.split('</think>')[-1] }}{% else %}{{ m }}{% endif %}",
-        "{{ m }}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ m }}{{ ('x' * 10**10)|length }}",
-    ],
-    ids=["cuts", "changes a question", "endless", "explodes"],
-)
-def test_templates_that_hide_text_are_refused(program, tmp_path, monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.chat_templates._SECONDS", 0.5, raising=False)
-    tokenizer = build_chat_tokenizer("qwen")
-    tokenizer.chat_template = f"{{% for x in messages %}}{{% set m = x.content %}}|{program}{{% endfor %}}"
-    with pytest.raises(DataError, match=str(tmp_path)):
-        load_template(tmp_path, tokenizer)
 
 
 def test_file_then_chat_template_then_name_else_refused(tokenizer, tmp_path):
