@@ -53,7 +53,7 @@ from .experiment.reward_models import train as train_reward_model
 from .harness.runner import Progress, clock_text, quiet
 from .harness.stored import file_name, is_helper, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
-from .methods.job import FEEDBACK_OF, Feedback, Job, Labellers, ModelOptions
+from .methods.job import FEEDBACK_OF, Job, Labellers, ModelOptions
 from .methods.methods import METHODS, REWARD_MODELING, check_splits, find_method
 from .methods.presets import Dtype, choose_preset, option_of
 
@@ -140,15 +140,14 @@ class TrainOptions(ModelOptions):
         return find_method(self.spec).name
 
     @property
-    def labels(self) -> Feedback:
+    def labels(self) -> str:
         """The feedback as tables call it."""
-        return FEEDBACK_OF[self.feedback]
+        return FEEDBACK_OF[self.feedback] if self.data == "sandbox" else "own labels"
 
     @property
     def name(self) -> str:
         """The mark of its folder: nothing else may write there. Data and models are compared by content."""
-        labels = self.labels if self.data == "sandbox" else "own labels"
-        return f"{NAME} {self.method_name}{source_mark(self.method)}, {labels}, seed {self.seed}"
+        return f"{NAME} {self.method_name}{source_mark(self.method)}, {self.labels}, seed {self.seed}"
 
     @property
     def folder(self) -> Path:
@@ -167,14 +166,14 @@ class TrainOptions(ModelOptions):
         data = load_dataset(self.data, allow_overlap=self.allow_overlap)
         num_eval = min(self.num_eval, len(data.instructions("eval")) if "eval" in data.splits else 0)
         own: dict[str, Any] = {"agent": self.spec, "judge": self.judge, "save": self.save, "trackers": self.trackers}
-        own["cell"] = cell_of(self.spec, self.labels if self.data == "sandbox" else "own labels", self.seed)
+        own["cell"] = cell_of(self.spec, self.labels, self.seed)
         own["splits"] = () if self.spec == REWARD_MODELING else (("eval", num_eval),)
         return Experiment(out=self.folder, **own, **self._for_job(reward))
 
     def _for_job(self, reward: str | None) -> dict[str, Any]:
         same = ("seed", "quick", "template", "lora", "dtype", "reward_dtype", "changed", "allow_overlap")
         options = {name: getattr(self, name) for name in (*same, "max_prompt_tokens", "max_response_tokens")}
-        options |= {"preset": self.preset or choose_preset(self.policy)[0], "feedback": self.labels}
+        options |= {"preset": self.preset or choose_preset(self.policy)[0], "feedback": FEEDBACK_OF[self.feedback]}
         return {**options, "dataset": self.data, "sft": self.policy, "reward": reward}
 
 

@@ -109,11 +109,11 @@ def read_contest(
     of_all = ""
     if subset:
         given, num = join_outputs(outputs, instructions, of=of), len(instructions)
-        references = [text for asked, text in zip(instructions, references, strict=True) if str(asked) in given]
-        instructions = [asked for asked in instructions if str(asked) in given]
+        references = [text for each, text in zip(instructions, references, strict=True) if str(each) in given]
+        instructions = [each for each in instructions if str(each) in given]
         of_all = f", {len(instructions)} of its {num} instructions"
     hint = " Give --subset to judge the instructions of your file alone."
-    found, generator = read_outputs(outputs, instructions, of=of, hint=hint), _generator(outputs)
+    responses, generator = read_outputs(outputs, instructions, of=of, hint=hint), _generator(outputs)
     records = [
         {
             **({"dataset": instruction.source} if instruction.source else {}),
@@ -124,9 +124,9 @@ def read_contest(
             "generator_2": generator,
             "output_2": response,
         }
-        for instruction, base, response in zip(instructions, references, found, strict=True)
+        for instruction, base, response in zip(instructions, references, responses, strict=True)
     ]
-    return Pairs(records, instructions, references, found), generator, name + of_all
+    return Pairs(records, instructions, references, responses), generator, name + of_all
 
 
 def annotate(pairs: Pairs, verdicts: Verdicts) -> list[dict[str, Any]]:
@@ -220,8 +220,8 @@ def check_writable(numbers: Sequence[int], records: Sequence[Mapping[str, Any]],
             try:
                 json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
             except (TypeError, ValueError) as error:
-                found = f"{type(error).__name__}: {error}"
-                faults.append(Fault(number, str(name), found, "a value that JSON can hold"))
+                wrong = f"{type(error).__name__}: {error}"
+                faults.append(Fault(number, str(name), wrong, "a value that JSON can hold"))
     raise_faults(faults, source)
 
 

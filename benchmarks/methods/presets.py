@@ -138,7 +138,7 @@ def with_options(config: Config, changed: tuple[tuple[str, Any], ...]) -> Config
     if foreign := [option_of(name) for name, _ in changed if name not in places]:
         able = ", ".join(option_of(name) for name in OPTIONS.values() if name in places)
         raise DataError(f"{', '.join(foreign)}: no setting of {type(config).__name__}, which has {able}.")
-    with naming(", ".join(f"{option_of(name)} {_text(value)}" for name, value in changed)):
+    with naming(", ".join(f"{option_of(name)} {value}" for name, value in changed)):
         result: Config = _replaced(config, dict(changed))
     return result
 
@@ -164,10 +164,6 @@ def _replaced(config: Any, changes: Mapping[str, Any]) -> Any:
         inner = {name: value for name, value in changes.items() if places[name] == outer}
         changed[outer] = replace(getattr(config, outer), **inner)
     return replace(config, **changed)
-
-
-def _text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @contextmanager

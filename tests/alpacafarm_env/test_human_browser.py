@@ -291,16 +291,3 @@ def test_on_a_phone_both_responses_are_seen_first(browser, start):
     person.page.locator(".responses section").nth(1).evaluate("each => each.scrollIntoView()")
     sync_api.expect(buttons.first).to_be_enabled()
     person.does(lambda: person.choose(1))
-
-
-@pytest.mark.parametrize("rows", [pairs, singles])
-@pytest.mark.parametrize("size", [(1280, 900), (360, 780)])
-def test_nothing_of_the_page_is_cut_off(browser, start, size, rows):
-    person = Typist(browser, start(rows()), size=size)
-    person.page.keyboard.press("s")
-    assert person.page.evaluate("document.documentElement.scrollWidth") <= size[0]
-    assert person.page.locator("footer").bounding_box()["height"] < size[1] / 2
-    for button in person.page.locator("button:visible, summary:visible").all():
-        box = button.bounding_box()
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= size[0]

@@ -188,16 +188,6 @@ def test_batches_may_mix_worlds_if_asked(connection):
     np.testing.assert_allclose(expected[[0, 1, 3]], own_chances("gpt4_5", [items[0], items[1], items[3]]))
 
 
-def test_usage_counts_a_token_for_four_characters(connection):
-    path, body = make_body("gpt4_2", pairs(3))
-    _, _, content = post(connection, path, body)
-    prompt, said = (
-        math.ceil(sum(len(each["content"]) for each in body["messages"]) / 4),
-        math.ceil(len(text_of(content)) / 4),
-    )
-    assert content["usage"] == {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
-
-
 def test_limit_on_tokens_cuts_the_text(connection):
     path, body = make_body("gpt4_2", pairs(3), max_tokens=3)
     _, _, content = post(connection, path, body)

@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -43,7 +42,7 @@ def refused(server, body):
 
 
 @pytest.mark.parametrize(("name", "num"), [("gold", 64), pytest.param("surrogate", 1000, marks=pytest.mark.slow)])
-def test_many_clients_get_the_oracles_scores(name, num, capsys):
+def test_many_clients_get_the_oracles_scores(name, num):
     """A reward model's to 1e-5, the difference that other rows in a batch make."""
     oracle, rows, clients = make_oracle(name, dataset=sandbox.SANDBOX), 4, 8
     stored = sandbox.SANDBOX.preferences("preference")
@@ -61,13 +60,9 @@ def test_many_clients_get_the_oracles_scores(name, num, capsys):
                 np.testing.assert_allclose(content["scores"], expected[part], rtol=0, atol=1e-5)
 
     with ScoreServer(oracle) as server, ThreadPoolExecutor(clients) as threads:
-        began = time.perf_counter()
         list(threads.map(client, range(clients)))
-        rate = num * rows / (time.perf_counter() - began)
         health = ask(server, "/health", b"", method="GET")[1]
     assert (health["requests"], health["rows"]) == (num, num * rows)
-    with capsys.disabled():
-        print(f"\n{name}: {rate:.0f} rows/s, {health['oracle_calls']} calls for {num} requests")
 
 
 @pytest.mark.parametrize(
@@ -130,27 +125,10 @@ def test_health_counts_what_was_asked():
 
 
 def mangled(rng):
-    """A body: some JSON of the right names and wrong values, or a right one with bytes changed, cut or doubled."""
-    values = (
-        None,
-        True,
-        0,
-        -1.5,
-        1e308,
-        "text",
-        "\ud800",
-        [],
-        {},
-        ["a"],
-        ["a", None],
-        [["a"]],
-        [{}],
-        {"a": 1},
-        ["é🙂"],
-    )
-    names = ("instructions", "responses", "query", "prompts", "labels", "", "scores")
-    body = {name: rng.choice(values) for name in rng.sample(names, rng.randrange(len(names) + 1))}
-    content = bytearray(json.dumps(rng.choice((body, GOOD, GOOD | body, [body]))).encode())
+    """A right body with a wrong value, or with bytes changed, cut or doubled."""
+    values = (None, True, 0, 1e308, "text", "\ud800", [], {}, ["a"], ["a", None], [["a"]], {"a": 1}, ["é🙂"])
+    names = ("instructions", "responses", "query", "prompts", "labels", "")
+    content = bytearray(json.dumps(GOOD | {rng.choice(names): rng.choice(values)}).encode())
     for _ in range(rng.choice((0, 0, 1, 3, 20))):
         start = rng.randrange(len(content) + 1)
         content[start : start + rng.randrange(4)] = rng.randbytes(rng.randrange(4))

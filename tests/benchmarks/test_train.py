@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file, save_file
 from written import rows_of
 
 from alpacafarm_env.__main__ import main
-from alpacafarm_env.agents import LanguageModel, tracking
+from alpacafarm_env.agents import LanguageModel
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks import train
 from alpacafarm_env.benchmarks.experiment import evaluation
@@ -83,12 +82,6 @@ def test_bad_options_are_named(arguments, expected, capsys):
         train.parse(arguments)
     assert ended.value.code == 2
     assert expected in capsys.readouterr().err
-
-
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="--out: expected a folder to write into"):
-        train.run(train.parse(["best_of_16", "--quick", "--out", str(tmp_path / "file")]))
 
 
 # ------------------------------------------------------------------------------------------- one's own data and models
@@ -231,6 +224,7 @@ def test_the_file_of_a_run_takes_it_up_again(own, pairs, tmp_path, capsys):
     assert own("DPO", *given) == 0
     (metrics,) = (tmp_path / "out").rglob("metrics.jsonl")
     steps, before = metrics.read_bytes(), capsys.readouterr().out
+    assert list((tmp_path / "out").rglob("events.out.tfevents*"))
     file = str(tmp_path / "out" / "run.yaml")
     options = train.parse(["--config", file])
     assert (options.method, options.trackers, options.batch_size) == ("dpo", ("tensorboard",), 4)
@@ -241,33 +235,6 @@ def test_the_file_of_a_run_takes_it_up_again(own, pairs, tmp_path, capsys):
     assert train.parse(["sft", "--config", file, "--seed", "3"]).name == "train sft, own labels, seed 3"
 
 
-def test_trackers_are_given_each_step(own, pairs, monkeypatch):
-    seen = []
-
-    class Tracker(GeneralTracker):
-        name, requires_logging_directory, tracker = "wandb", False, None
-
-        def __init__(self, project):
-            pass
-
-        def start(self):
-            pass
-
-        def store_init_configuration(self, values):
-            seen.append(values["seed"])
-
-        def log(self, values, step=None):
-            seen.append(step)
-
-    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "wandb", Tracker)
-    monkeypatch.setattr(tracking, "get_available_trackers", lambda: ["wandb"])
-    assert own("dpo", "--dataset", pairs, "--batch-size", 4, "--epochs", 1, "--trackers", "WandB") == 0
-    assert own("reward_modeling", "--dataset", pairs, "--batch-size", 4, "--reward-model", "sandbox", "--trackers",
-               "wandb", "--out", pairs / "reward") == 0  # fmt: skip
-    assert seen[:3] == [0, 1, 2]
-    assert seen.count(0) == 2
-
-
 def test_only_what_can_be_trained_is_a_method():
     for name, meant in (("pppo", "'ppo'?"), ("quark_slow", "'quark'?"), ("gpt4", "reward_modeling"), ("crowd", "dpo")):
         with pytest.raises(UnknownNameError, match=re.escape(meant)):
@@ -275,19 +242,17 @@ def test_only_what_can_be_trained_is_a_method():
     assert train.parse(["Best-Of-N"]).method == "best_of_n"
 
 
-def test_a_folder_is_of_one_run_alone(own, own_data, tmp_path):
-    data = shutil.copytree(own_data, tmp_path / "data")
-    pairs = [{"instruction": f"Try {i}.", "output_1": "No.", "output_2": "Yes.", "preference": 2} for i in range(8)]
-    (data / "preference.json").write_text(json.dumps(pairs))
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "preference.json").write_text(json.dumps(pairs[1:]))
+def test_a_folder_is_of_one_run_alone(own, pairs, tmp_path):
+    other = shutil.copytree(pairs, tmp_path / "other")
+    for name in ("eval", "preference"):
+        rows = json.loads((other / f"{name}.json").read_text())
+        (other / f"{name}.json").write_text(json.dumps(rows[1:]))
     for first in ("best_of_16", "reward_modeling"):
-        out = ["--dataset", data, "--out", tmp_path / first]
+        out = ["--dataset", pairs, "--out", tmp_path / first]
         out += ["--reward-model", "sandbox"] if first == "reward_modeling" else []
         assert own(first, *out) == 0
         before = {path: path.read_bytes() for path in (tmp_path / first).rglob("*.*") if path.is_file()}
-        others = [("ppo",), ("dpo",), ("best_of_16", "--seed", 1), ("reward_modeling", "--seed", 1)]
-        others += [(first, "--dataset", own_data if first == "best_of_16" else tmp_path / "other")]
+        others = [("dpo",), ("best_of_16", "--seed", 1), ("reward_modeling", "--seed", 1), (first, "--dataset", other)]
         for method, *changed in others:
             with pytest.raises(CheckpointError, match=first):
                 own(method, *out, *changed)
