@@ -167,13 +167,11 @@ def check_out(out: Path, sources: Sequence[Path], fields: Sequence[str] = FIELDS
         raise DataError(f"{out}: expected a file that ends in one of {', '.join(OUT_SUFFIXES)}, got {out.name!r}.")
     if not out.parent.is_dir():
         raise DataError(f"{out}: expected the folder {out.parent} to be there. Make it, or give another --out.")
-    if out.is_dir():
-        raise DataError(f"{out}: expected a file's name, got a folder.")
     if any(out.exists() and source.exists() and out.samefile(source) for source in sources):
         raise DataError(f"{out}: expected another file than the input, which would be overwritten.")
     if out.exists() and not _is_ours(out, fields):
         raise DataError(
-            f"{out}: there is such a file already. It holds no annotations, or is damaged, so it is not overwritten: "
+            f"{out}: it is there already and holds no annotations, or is damaged, so it is not overwritten: "
             "give another --out, or remove it."
         )
 
