@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from .annotation_files import Pairs
     from .annotation_report import AnnotationReport
 
-_PASSED: Final = (
-    *("ledger", "pool", "models", "model", "base_url", "api_key_env", "allow_insecure", "seed", "budget_usd"),
-    *("replay", "flip", "both_orders", "max_concurrency", "deadline_s", "requests_per_minute"),
-)
-"""Options of `judge_pairs`, which has them by the same names."""
 _LIMITS: Final = ClientConfig()
 
 
@@ -91,8 +86,9 @@ class JudgeOptions(Options):
 
         if not self.replay:
             require_key_variable(self.api_key_env, "--api-key-env")
-        passed = {name: getattr(self, name) for name in _PASSED}
-        return judge_pairs(pairs, attempt_timeout_s=self.timeout_s, **passed)
+        passed = {each.name: getattr(self, each.name) for each in fields(JudgeOptions)}  # named as those of make_pool
+        del passed["config"]
+        return judge_pairs(pairs, attempt_timeout_s=passed.pop("timeout_s"), **passed)
 
 
 @dataclass(frozen=True, kw_only=True)

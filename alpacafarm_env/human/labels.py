@@ -131,28 +131,19 @@ class Annotator:
     """Agreement with the key; NaN without a set, or as long as it is not done."""
 
     @cached_property
-    def grades(self) -> list[int]:
-        """The labels' grades."""
-        return [each.answer.grade or 0 for each in self.labels]
-
-    @cached_property
     def agreed(self) -> list[bool]:
         """Whether a label agrees, for each whose pair or response came with a verdict; ties are left out."""
-        compared = [agrees(each.record, grade) for each, grade in zip(self.labels, self.grades, strict=True)]
+        compared = [agrees(each.record, each.answer.grade or 0) for each in self.labels]
         return [each for each in compared if each is not None]
-
-    @property
-    def rates(self) -> bool:
-        """Whether the labels are ratings."""
-        return any(form_of(each.record) is SINGLES for each in self.labels)
 
     @property
     def flag(self) -> str:
         """A reason against an annotator, or "". For ratings chance is not defined, so agreement flags nobody."""
         if self.qualification < QUALIFIED_FROM:
             return "not qualified"
-        chance = len(self.agreed) >= LEAST_COMPARED and sum(self.agreed) <= NEAR_CHANCE * len(self.agreed)
-        return "near chance" if chance and not self.rates else ""
+        rates = any(form_of(each.record) is SINGLES for each in self.labels)
+        enough = len(self.agreed) >= LEAST_COMPARED and not rates
+        return "near chance" if enough and sum(self.agreed) <= NEAR_CHANCE * len(self.agreed) else ""
 
     def row(self) -> dict[str, object]:
         """A row of the table."""
@@ -195,10 +186,6 @@ def summary(stored: Sequence[Stored], qualification: Sequence[Task] = ()) -> lis
         lines.append(
             f"near chance: agrees with the judge of the pairs in {NEAR_CHANCE:.0%} or less of {LEAST_COMPARED} or "
             "more. The paper left such an annotator out."
-        )
-    if out := [each.name for each in people if each.flag == "not qualified"]:
-        lines.append(
-            f"not qualified: below {QUALIFIED_FROM:.0%} of the qualification set, given no pairs: {', '.join(out)}"
         )
     reasons = Counter(each.answer.reason for each in stored if each.answer.reason is not None)
     return [*lines, *(f"skipped {count} times: {reason}" for reason, count in reasons.most_common())]

@@ -197,17 +197,8 @@ def test_a_budget_ends_the_run_and_a_higher_one_goes_on(anyway, priced, tmp_path
 def test_keys_come_from_the_environment_and_are_shown_nowhere(tmp_path, capsys, monkeypatch):
     write(tmp_path / "pairs.json", make_pairs(6))
     with JudgeServer(anyway=True, api_key=KEY) as strict:
-        args = [
-            "judge",
-            "annotate",
-            "pairs.json",
-            "--out",
-            "out.json",
-            "--base-url",
-            strict.base_url,
-            "--models",
-            "sandbox",
-        ]
+        args = ["judge", "annotate", "pairs.json", "--out", "out.json", "--models", "sandbox"]
+        args += ["--base-url", strict.base_url]
         for wrong in (["--api-key", KEY], [f"--api-key={KEY}"]):
             assert main([*args, *wrong]) == 2
         assert main([*args, "--api-key-env", KEY.replace("-", "_")]) == 2

@@ -49,29 +49,17 @@ RUNS = {
     if (variant == "plain" or method != "best_of_16") and (variant != "lora" or method not in ADAPTERLESS)
 }
 """Name -> the command's arguments."""
-ENDLESS = {
-    "endless": [
-        "ppo",
-        "--sharding",
-        "full",
-        *(f"--{name}={value}" for name, value in (ONLINE | {"steps": 10**6}).items()),
-    ]
-}
+RUNS_FOR_EVER = ["ppo", "--sharding", "full", "--rollout-batch-size=16", "--minibatch-size=8", f"--steps={10**6}"]
 
 
 def run_methods(data: str, policy: str, reward_model: str, out: str, *names: str) -> None:
     for name in names or RUNS:
-        method = {**RUNS, **ENDLESS}[name][0]
-        models = [
-            "--policy",
-            policy,
-            "--preset",
-            "sandbox",
-            *([] if method == "reward_modeling" else ["--num-eval", "3"]),
-        ]
+        given = RUNS.get(name, RUNS_FOR_EVER)
+        method, models = given[0], ["--policy", policy, "--preset", "sandbox"]
+        models += [] if method == "reward_modeling" else ["--num-eval", "3"]
         if method in ("ppo", "quark", "expert_iteration", "best_of_16"):
             models += ["--reward-model", reward_model]
-        given = [*{**RUNS, **ENDLESS}[name], "--dataset", data, *models, "--out", f"{out}/{name}"]
+        given = [*given, "--dataset", data, *models, "--out", f"{out}/{name}"]
         assert train.run(train.parse(given)) == 0, name
         if os.environ.get("RANK", "0") == "0":
             print("finished", name, flush=True)
