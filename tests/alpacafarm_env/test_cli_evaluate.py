@@ -13,7 +13,6 @@ from faulty_server import Faults, FaultyJudgeServer
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.cli.annotation_files import FIELDS, Pairs, annotate
-from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.oracles import BothOrders
 from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.sandbox import SANDBOX
@@ -188,20 +187,11 @@ def test_references_of_a_folder_and_of_the_environment(call, tmp_path, capsys, m
     ours, base = outputs()
     folder = tmp_path / "data"
     folder.mkdir()
-    plain = [{"index": n, "instruction": row["instruction"], "input": row["input"]} for n, row in enumerate(base)]
-    write(folder / "eval_instructions.json", plain)
-    write(folder / "davinci003.json", [{**row, "generator": "text_davinci_003"} for row in base])
-    write(folder / "preferences_gpt4.json", [{"index": 0, "generator": "g", "preference": 1.0}])
-    texts = [row["instruction"] + "\n\n" * bool(row["input"]) + row["input"] for row in base]
-    digest = reference_digest(texts, [row["output"] for row in base])
-    (folder / "recorded.json").write_text(json.dumps({"reference_sha256": digest}))
-    (folder / "outputs").mkdir()
-    write(folder / "outputs" / "outputs_g.json", ours)
+    write(folder / "eval.json", base)
     file = write(tmp_path / "nameless.json", [{**row, "generator": None} for row in ours])
     assert call("judge", "evaluate", file, "--data", folder) == 0
     given = capsys.readouterr().out
     assert given.splitlines()[1].startswith("nameless ")
-    assert "| reference: text_davinci_003\n" in given
     monkeypatch.setenv("ALPACAFARM_DATA", str(folder))
     assert call("judge", "evaluate", file) == 0
     assert capsys.readouterr().out.splitlines()[:3] == given.splitlines()[:3]

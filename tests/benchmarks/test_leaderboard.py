@@ -107,20 +107,6 @@ def test_the_command_writes_table_manifest_figure_and_report(bundle, tmp_path, c
     assert "data:image/png;base64," in (out / "report.html").read_text()
 
 
-def test_a_second_call_resumes(bundle, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "out"
-    assert main(["--data", str(bundle), "--out", str(out)]) == 0
-    first = capsys.readouterr().out
-
-    def never(*args):
-        raise AssertionError("a finished cell was run again")
-
-    monkeypatch.setattr(leaderboard, "replay", never)
-    monkeypatch.setenv("ALPACAFARM_DATA", str(bundle))
-    assert main(["--out", str(out)]) == 0
-    assert capsys.readouterr().out == first
-
-
 def test_a_published_table_that_does_not_come_out_fails_the_command(bundle, tmp_path, capsys):
     rows = {name: expected_row(name) for name in OUTPUTS}
     publish(bundle, {**rows, "weak": {**rows["weak"], "n_wins": 99}})
