@@ -235,7 +235,7 @@ def load_labels(path: Path) -> Labels:
         {
             "place": [places[pair] for pair in texts],
             "who": [row["annotator"] for row in rows],
-            "vote": [row["preference"] - 1 for row in rows],
+            "vote": [row["preference"] - 1.0 for row in rows],
             "shown": [firsts.get(row["shown_first"], math.nan) for row in rows],
             "judged": [float(side(row[_PREFERENCE]) or math.nan) for row in rows],
         }
