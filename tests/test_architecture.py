@@ -26,9 +26,9 @@ BUDGETS = {
     "alpacafarm_env": 8_950,
     "agents": 4_400,
     "wrappers": 140,
-    "benchmarks": 5_950,
+    "benchmarks": 5_700,
     "examples": 400,
-    "tests": 20_600,
+    "tests": 19_300,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {
