@@ -1,6 +1,5 @@
 """The stored verdicts of real judges: exact figures on the recorded data, faulty files, kappa counted by hand."""
 
-import gzip
 import json
 import os
 from pathlib import Path

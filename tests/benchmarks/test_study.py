@@ -173,7 +173,7 @@ def test_an_interrupted_command_continues(tmp_path):
     assert (tmp_path / "table.csv").read_text() == "seed\n0\n1\n2\n3\n"
 
 
-@pytest.mark.parametrize("name", ['a,"b"\n', "=cmd|' /C calc'!A0", "+1+1", "-1+cmd|x", "@SUM(A1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize("name", ['a,"b"\n', "=cmd|' /C calc'!A0", "+1+1", "-1", "@A1", "\t=1", "\r=1"])
 def test_tables_keep_every_digit_and_no_formula(tmp_path, name):
     rows = [
         {"name": name, "x": 0.1 + 0.2, "y": None, "n": np.int64(-3)},
