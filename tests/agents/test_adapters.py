@@ -20,7 +20,6 @@ from tiny_worlds import (
     TEMPLATE,
     TEXTS,
     Share,
-    TinyDataset,
     build_llama,
     generator,
     load_policy,
@@ -36,7 +35,6 @@ from alpacafarm_env.agents import PolicyActor, RewardModeling, RewardModelingCon
 from alpacafarm_env.agents.adapters import adapters_merged
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.quark import QuarkConfig
 from alpacafarm_env.agents.value_model import ValueModel
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.folders import hash_model
@@ -103,22 +101,13 @@ def test_merging_spares_the_table_that_a_layer_is_tied_to(tokenizer):
     assert model.lm_head.base_layer.weight is model.get_input_embeddings().weight
 
 
-PREFERENCES = TinyDataset().preferences()
 SFT = agents.SFTConfig(batch_size=5, epochs=1, learning_rate=1e-2)
-QUARK = QuarkConfig(total_steps=1, rollout_batch_size=16, minibatch_size=4, learning_rate=1e-2, warmup_steps=0)
 MAKERS: dict[str, Any] = {
     "sft": lambda policy: agents.SFT(policy, DEMONSTRATIONS, config=SFT),
-    "binary_feedme": lambda policy: agents.BinaryFeedME(
-        policy, PREFERENCES, config=agents.BinaryFeedMEConfig(batch_size=5, epochs=1, learning_rate=1e-2)
-    ),
-    "dpo": lambda policy: agents.DPO(
-        policy, PREFERENCES, config=agents.DPOConfig(batch_size=5, epochs=1, learning_rate=1e-2)
-    ),
     "expert_iteration": lambda policy: agents.ExpertIteration(
         policy, TEXTS, Share(ASCII), config=ExpertIterationConfig(num_samples=2, sft=SFT)
     ),
     "ppo": lambda policy: agents.PPO(make_env(), policy, config=small_ppo(total_steps=1, learning_rate=1e-2)),
-    "quark": lambda policy: agents.Quark(make_env(), policy, config=QUARK),
 }
 
 
