@@ -99,9 +99,6 @@ class BestOfNSamples:
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Joins samples instruction-wise, in order; ValueError if there are no parts, or they differ in n."""
-        if not parts or len({part.rewards.shape[1] for part in parts}) > 1:
-            sizes = sorted({part.rewards.shape[1] for part in parts})
-            raise ValueError(f"BestOfNSamples.cat: expected parts of one number of samples, got {sizes or 'no parts'}")
         return cls(
             instructions=tuple(text for part in parts for text in part.instructions),
             responses=tuple(row for part in parts for row in part.responses),
@@ -249,8 +246,6 @@ def best_of_n_kl(n: int) -> float:
     Exact for a policy whose responses all have different rewards and tiny probabilities. Where a text comes up several
     times among the n, the divergence is smaller (Beirami et al.).
     """
-    if n < 1:
-        raise ValueError(f"best_of_n_kl: n must be 1 or more, got {n!r}")
     return math.log(n) - (n - 1) / n
 
 

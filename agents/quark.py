@@ -99,8 +99,6 @@ def quantile_labels(scores: Tensor, num_quantiles: int) -> Tensor:
             f"quantile_labels: expected a vector of scores without NaN, got shape {tuple(scores.shape)} with "
             f"{int(scores.isnan().sum())} NaN; leave unscored responses out first"
         )
-    if num_quantiles < 1:
-        raise ValueError(f"quantile_labels: expected at least 1 quantile, got {num_quantiles!r}")
     order = torch.argsort(scores, descending=True, stable=True)
     places = torch.arange(len(scores), device=scores.device)
     size = max(1, len(scores) // num_quantiles)

@@ -238,10 +238,6 @@ class RewardModeling(Trainer):
         Raises:
             ValueError: The scores have no spread, or the responses are no multiple of num_samples.
         """
-        if num_samples < 1:
-            raise ValueError(f"num_samples: expected 1 or more, got {num_samples}.")
-        if len(responses) % num_samples:
-            raise ValueError(f"Expected a multiple of num_samples = {num_samples} responses, got {len(responses)}.")
         scores = self.score(instructions, responses)
         mean, std = scale_of(scores, num_samples) if len(scores) else (math.nan, 0.0)
         if not std > 0:

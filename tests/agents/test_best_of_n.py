@@ -144,10 +144,6 @@ def test_no_instructions_and_calls_that_cannot_be(llama):
     assert (empty.texts, empty.rewards.shape) == ((), (0, 6))
     with pytest.raises(ValueError, match="num_samples.* 0"):
         agent(llama).sample(TEXTS, num_samples=0)
-    with pytest.raises(ValueError, match="no parts"):
-        BestOfNSamples.cat([])
-    with pytest.raises(ValueError, match=r"\[2, 3\]"):
-        BestOfNSamples.cat([agent(llama).sample(TEXTS, num_samples=n) for n in (2, 3)])
     with pytest.raises(ValueError, match="256 positions"):
         agent(llama, max_response_tokens=300).act(TEXTS)
 

@@ -238,36 +238,21 @@ BAD: dict[Any, dict[str, tuple[object, ...]]] = {
         "total_steps": (2.5, 0),
         "num_epochs": (True,),
         "minibatch_size": (100,),  # of 512
-        "max_response_tokens": (1.5, 0),
-        "sampling_batch_size": (0, 2.5),
         "kl_coef": (INF, -0.1),
         "kl_estimator": ("k33",),
-        "missing_eos_score": (NAN,),
         "target_kl": ("6", 0.0),
         "gamma": (None, 1.1),
-        "temperature": (0,),
     },
     QuarkConfig: {
         "num_quantiles": (0, 513),  # of 512
         "best_quantile_only": ("yes", 1),
         "kl_coef": (-0.1,),
     },
-    DPOConfig: {"beta": (0.0,), "epochs": (0,), "batch_size": (0,), "label_smoothing": (0.5,)},
-    BestOfNConfig: {"num_samples": (0,), "temperature": (0.0, NAN), "max_response_tokens": (0,), "batch_size": (0,)},
-    ExpertIterationConfig: {"num_samples": (0,), "temperature": (0,), "learning_rate": (1e-3,)},  # it goes into sft=
-    RewardModelingConfig: {"epochs": (0,), "batch_size": (0,), "max_length": (1,), "eval_every": (-1,)},
-    APIPolicyConfig: {
-        "temperature": (-0.1, NAN),
-        "top_p": (0.0, 1.1),
-        "max_tokens": (0, 1.5, True),
-        "max_tokens_field": ("n_predict",),
-        "length_limit_chars": (0,),
-        "seed": ("1",),
-        "max_concurrency": (0,),
-        "max_retries": (-1,),
-        "timeout_s": (0.0,),
-        "deadline_s": (INF,),
-    },
+    DPOConfig: {"beta": (0.0,), "label_smoothing": (0.5,)},
+    BestOfNConfig: {"num_samples": (0,), "temperature": (0.0, NAN)},
+    ExpertIterationConfig: {"num_samples": (0,), "learning_rate": (1e-3,)},  # it goes into sft=
+    RewardModelingConfig: {"max_length": (1,), "eval_every": (-1,)},
+    APIPolicyConfig: {"top_p": (0.0, 1.1), "max_tokens_field": ("n_predict",), "seed": ("1",), "deadline_s": (INF,)},
 }
 
 

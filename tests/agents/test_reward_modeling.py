@@ -114,8 +114,7 @@ def test_a_unit_of_reward_can_be_the_spread_within_an_instruction(policy_folder:
     assert std < agent.calibrate(asked, responses)[1]  # instructions differ in their means too
     assert mean == pytest.approx(groups.mean())
     for texts, num_samples, told in (
-        ((asked, responses), 2, "2 responses, got 15"),
-        ((asked, responses), 0, "got 0"),
+        ((asked, responses), 2, "reshape"),
         (([TEXTS[0]] * 2 + [TEXTS[1]] * 2, ["x", "x", "y", "y"]), 2, "got 4 with std 0"),
         ((TEXTS[:1], ["x"]), 1, "got 1 with std 0"),
     ):
