@@ -18,14 +18,13 @@ from ...annotators.analysis import Array, Pairs, agreement, likings
 from ...data import RecordedDataset
 from ...data.dataset import data_files
 from ...data.files import read_records
-from ...data.recorded import INDEX
 from ...data.schema import INSTRUCTION, TEXT, Field, check_rows, is_text
 from ...errors import DataError
 from ...human.labels import load_labels
 from ...seeding import keyed_rng
 from ...statistics import Interval
 from ..harness.estimates import percentiles
-from ..harness.sources import judgements, published_table
+from ..harness.sources import eval_rows, extra_files, judgements, published_table
 from ..harness.study import Row
 from .judges import TARGETS, Target, make_row, rows_of
 
@@ -74,7 +73,7 @@ def cross_rows(folder: Path) -> list[Row]:
     Raises:
         DataError: A file is faulty.
     """
-    files = _extras(folder)
+    files = extra_files(folder)
     if CROSS not in files:
         return []
     pairs, votes = read_cross(files[CROSS])
@@ -146,7 +145,7 @@ def recorded_rows(dataset: RecordedDataset) -> list[Row]:
     Raises:
         DataError: A file is faulty.
     """
-    extras, texts = _extras(dataset.path), responses(dataset)
+    extras, texts = extra_files(dataset.path), responses(dataset)
     gpt4 = decisive(data_files(dataset.path)[f"preferences_{dataset.judge}"], texts)
     rows = cross_rows(dataset.path) + own_rows(dataset.judge.removeprefix("alpaca_eval_"), gpt4)
     if CLAUDE in extras:
@@ -157,9 +156,7 @@ def recorded_rows(dataset: RecordedDataset) -> list[Row]:
 
 def responses(dataset: RecordedDataset) -> pd.DataFrame:
     """(generator, index) -> columns a, the reference's response, and b, the generator's."""
-    files = data_files(dataset.path)
-    path = files.get("eval_instructions") or files["eval"]
-    indices = [row["index"] for row in check_rows(read_records(path), (INDEX,), str(path))]
+    indices = eval_rows(dataset)["index"]
     pairs = {name: {"a": dataset.references("eval"), "b": dataset.outputs(name)} for name in dataset.generators}
     frames = {name: pd.DataFrame(columns, index=indices) for name, columns in pairs.items()}
     return pd.concat(frames, names=["generator", "index"])
@@ -224,10 +221,6 @@ def _pair_rows(suffix: str, both: pd.DataFrame) -> list[Row]:
     if not np.isnan([value.mean, low]).any():
         rows.append(make_row("claude", f"kappa_with_gpt4{suffix}", value, LEVEL))
     return rows
-
-
-def _extras(folder: Path) -> dict[str, Path]:
-    return data_files(folder / "extras") if (folder / "extras").is_dir() else {}
 
 
 def people_rows(path: Path) -> list[Row]:

@@ -9,8 +9,9 @@ import pandas as pd
 
 from ... import sandbox
 from ...data import RecordedDataset, RowDataset, load_dataset
+from ...data.dataset import data_files
 from ...data.files import read_records
-from ...data.recorded import JUDGEMENT
+from ...data.recorded import INDEX, JUDGEMENT
 from ...data.schema import Field, check_rows
 from ...errors import DataError
 from ...folders import Content, hash_folder, hash_model
@@ -66,6 +67,18 @@ def published_table(path: Path, columns: Sequence[str], names: Sequence[str] | N
         raise DataError(
             f"{path}: expected a gzip CSV table with the columns {', '.join(columns)}, got {error!r}."
         ) from error
+
+
+def eval_rows(dataset: RecordedDataset, *more: Field) -> pd.DataFrame:
+    """The index of each instruction of eval, and `more` of its fields; DataError if the file is faulty."""
+    files = data_files(dataset.path)
+    path = files.get("eval_instructions") or files["eval"]
+    return pd.DataFrame(check_rows(read_records(path), (INDEX, *more), str(path)))
+
+
+def extra_files(folder: Path) -> dict[str, Path]:
+    """The files in the subfolder `extras` of a folder of recorded judgements, by name; {} without it."""
+    return data_files(folder / "extras") if (folder / "extras").is_dir() else {}
 
 
 def judgements(path: Path, *more: Field) -> pd.DataFrame:

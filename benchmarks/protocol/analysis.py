@@ -117,19 +117,12 @@ def agreement_rows(
         return []
     x, xs, num = _resampled({name: one[name] for name in both}, first, 0, resamples)
     y, ys, other_num = _resampled({name: two[name] for name in both}, second, 0 if same else 1, resamples)
-    counts = {"n": min(num, other_num) or None, "models": len(both)}
-    return [
-        make_row(
-            figure,
-            first,
-            second,
-            estimates.correlation(figure, x, y),
-            bounds_of(figure, x, y, (xs, ys)),
-            **counts,
-            paper=paper if figure == "r2" else None,
-        )
-        for figure in figures
-    ]
+    rows = []
+    for figure in figures:
+        more = {"n": min(num, other_num) or None, "models": len(both), "paper": paper if figure == "r2" else None}
+        bounds = bounds_of(figure, x, y, (xs, ys))
+        rows.append(make_row(figure, first, second, estimates.correlation(figure, x, y), bounds, **more))
+    return rows
 
 
 def _resampled(side: Any, name: str, seed: int, resamples: int) -> tuple[Array, Array, int]:

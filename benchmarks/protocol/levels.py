@@ -10,15 +10,12 @@ import pandas as pd
 
 from ... import sandbox
 from ...data import RecordedDataset
-from ...data.dataset import data_files
-from ...data.files import read_records
-from ...data.recorded import INDEX
-from ...data.schema import TEXT, Field, check_rows, is_text
+from ...data.schema import TEXT, Field, is_text
 from ...errors import DataError
 from ...oracles.base import compare
 from ...statistics import win_rate
 from ..harness.estimates import FEWEST
-from ..harness.sources import judgements, published_table
+from ..harness.sources import eval_rows, extra_files, judgements, published_table
 from ..harness.study import Row
 from . import analysis
 from .analysis import Credits, Rates, agreement_rows, make_row, over_seeds, placed, rate_row
@@ -106,12 +103,10 @@ def recorded_rows(dataset: RecordedDataset, *, repeats: int, resamples: int) -> 
     Raises:
         DataError: A file is faulty.
     """
-    files, extras = data_files(dataset.path), dataset.path / "extras"
-    path = files.get("eval_instructions") or files["eval"]
-    questions = pd.DataFrame(check_rows(read_records(path), (INDEX, Field("dataset", TEXT, is_text, "")), str(path)))
+    extras, questions = dataset.path / "extras", eval_rows(dataset, Field("dataset", TEXT, is_text, ""))
     short = dataset.judge.removeprefix("alpaca_eval_")
     stored: dict[str, Credits] = {short: {name: {0: dataset.judgements(name)} for name in dataset.judged}}
-    if extras.is_dir() and (file := data_files(extras).get("preferences_claude")):
+    if file := extra_files(dataset.path).get("preferences_claude"):
         stored[CLAUDE] = read_credits(file, questions["index"].tolist())
     boards = {short: f"leaderboard_{dataset.judge}.csv.gz", CLAUDE: "leaderboard_claude.csv.gz"}
     tables = {judge: published(extras / name) for judge, name in boards.items() if (extras / name).is_file()}
