@@ -19,11 +19,12 @@ _OWN = frozenset(field.name for fields in KINDS.values() for field in fields)
 _KEPT = ("input", "system", "dataset", "generator")
 _PAIR = ("chosen", "rejected")
 _CONVERSATIONS = ("messages", "conversations")
-_ANSWERS = frozenset(("output", "completion", *_CONVERSATIONS))
-_ROLES = {"human": "user", "gpt": "assistant"}
-"""ShareGPT's names, whose messages have `from` and `value`."""
+_ANSWERS = ("output", "completion", *_CONVERSATIONS)
 _TAGS = ("label", "kto_tag")
 """Whether a response is one to imitate, in rows of KTO."""
+_ROLES = ("system", "user", "assistant")
+_NAMES = {"human": "user", "gpt": "assistant"}
+"""ShareGPT's, whose messages have `from` and `value`."""
 _MESSAGES = "a string, or a list of messages such as {'role': 'user', 'content': 'Hi'}"
 _TURNS = (
     "a system message or none, one message of the user's and one answer of the assistant's at most (until whole "
@@ -56,21 +57,17 @@ def as_row(record: object) -> object:
     """
     if not isinstance(record, Mapping):
         return record
-    given = {name: value for name, value in record.items() if value is not None or name in _PAIR}
+    given = {name: value for name, value in record.items() if value is not None}
     try:
-        if any(given.get(name) is not None for name in _PAIR):
+        if any(name in given for name in _PAIR):
             return _preference(given)
         for name in _TAGS:
-            if not _ANSWERS.isdisjoint(given) and str(given.get(name)).lower() in ("false", "0"):
+            if str(given.get(name)).lower() in ("false", "0") and any(answer in given for answer in _ANSWERS):
                 raise _MisfitError(name, given[name], _IMITATED)
-        if "instruction" in given:
-            return record
-        for name in _CONVERSATIONS:
-            if name in given:
-                return _answered(given, *_turns(given, name, "user"))
-        if "prompt" in given:
-            answer = _turns(given, "completion", "assistant") if "completion" in given else []
-            return _answered(given, *_joined(_turns(given, "prompt", "user"), answer, "completion"))
+        first = next((name for name in ("instruction", *_CONVERSATIONS, "prompt") if name in given), "")
+        if first in (*_CONVERSATIONS, "prompt"):
+            answer = ["completion"] if first == "prompt" and "completion" in given else []
+            return _row(given, _said(given, first, *answer), first)
     except _MisfitError as error:
         return error.fault
     if _OWN.isdisjoint(record):
@@ -116,76 +113,55 @@ def _message(role: str, content: str) -> list[dict[str, str]]:
 
 
 def _preference(given: dict[str, Any]) -> dict[str, Any]:
-    """The prompt may be in a field of its own, in front of both responses, or both."""
-    responses = [_turns(given, name, "assistant") for name in _PAIR]
+    """The prompt may be in a field of its own, in front of the responses, or both."""
     if "instruction" in given:
-        question = list[tuple[str, str]]()
-    elif "prompt" in given or any(len(turns) < 2 for turns in responses):
-        question = _turns(given, next(filter(given.__contains__, ("prompt", "conversations")), "prompt"), "user")
+        said = {"user": given["instruction"]}
     else:
-        question = responses[0][:1]
-    rows = []
-    for name, turns in zip(_PAIR, responses, strict=True):
-        if "instruction" in given:
-            rows.append({**given, "output": _only(turns, name, "assistant")})
-        else:
-            rows.append(_answered(given, *_joined(question, turns, name)))
-            if "output" not in rows[-1]:
-                raise _MisfitError(name, given[name], "an answer of the assistant's")
-    outputs = [row["output"] for row in rows]
+        said = _said(given, *[name for name in ("prompt", "conversations") if name in given][:1])
+    outputs = []
+    for name in _PAIR:
+        said = _said(given, name, before={role: text for role, text in said.items() if role != "assistant"})
+        if "assistant" not in said:
+            raise _MisfitError(name, given[name], "an answer of the assistant's")
+        outputs.append(said["assistant"])
+    row = {**given, "input": given.get("input", "")} if "instruction" in given else _row(given, said, "prompt")
     label = given.get("preference", 1)
     first, second = reversed(outputs) if label == 2 else outputs
-    fields = {name: rows[0][name] for name in ("instruction", *_KEPT) if name in rows[0]}
+    fields = {name: row[name] for name in ("instruction", *_KEPT) if name in row}
     return {**fields, "output_1": first, "output_2": second, "preference": label}
 
 
-def _turns(given: dict[str, Any], field: str, role: str) -> list[tuple[str, str]]:
-    """Roles and texts of a field that holds messages, or the text of one; a system message goes to `given`."""
-    value = given.get(field, MISSING)
-    if is_text(value):
-        return [(role, value)]
-    turns = [_turn(each) for each in (value if isinstance(value, list | tuple) and value else [value])]
-    if not all(is_text(text) for _, text in turns):
-        raise _MisfitError(field, value, TEXT if field == "completion" and value is MISSING else _MESSAGES)
-    if len(turns) > 1 and turns[0][0] == "system" and given.setdefault("system", turns[0][1]) == turns[0][1]:
-        turns = turns[1:]
-    if [name for name, _ in turns] not in (["user"], ["assistant"], ["user", "assistant"]):
-        raise _MisfitError(field, [name for name, _ in turns], _TURNS)
-    return turns
+def _said(given: Mapping[str, Any], *fields: str, before: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Role -> its text, by fields that hold messages or a text alone; each may repeat those `before` it."""
+    said = {**({"system": given["system"]} if "system" in given else {}), **(before or {})}
+    for field in fields:
+        value = given.get(field, MISSING)
+        alone = {"role": "assistant" if field in (*_PAIR, "completion") else "user", "content": value}
+        messages = value if isinstance(value, list | tuple) else [value if isinstance(value, Mapping) else alone]
+        if not all(isinstance(each, Mapping) for each in messages):
+            raise _MisfitError(field, value, _MESSAGES)
+        names = [str(each.get("role", each.get("from"))) for each in messages]
+        roles = [_NAMES.get(name, name) for name in names]
+        texts = [each.get("content", each.get("value")) for each in messages]
+        if not all(map(is_text, texts)):
+            raise _MisfitError(field, value, TEXT if value is MISSING else _MESSAGES)
+        if roles != [role for role in _ROLES if role in roles]:
+            raise _MisfitError(field, roles, _TURNS)
+        for role, text in zip(roles, texts, strict=True):
+            if said.setdefault(role, text) != text:
+                raise _MisfitError(field, text, f"the same {role}'s message as before")
+    return said
 
 
-def _turn(message: object) -> tuple[str, Any]:
-    """Role and text of a message; no text if it is none."""
-    if not isinstance(message, Mapping):
-        return "", None
-    if "from" in message:
-        return _ROLES.get(str(message["from"]), str(message["from"])), message.get("value")
-    return str(message.get("role")), message.get("content")
-
-
-def _joined(prompt: list[tuple[str, str]], turns: list[tuple[str, str]], field: str) -> list[tuple[str, str]]:
-    """A question and its answer, which may repeat the question."""
-    question = [("user", _only(prompt, "prompt", "user"))]
-    if turns[:1] == question:
-        return turns
-    return [*question, ("assistant", _only(turns, field, "assistant"))] if turns else question
-
-
-def _only(turns: list[tuple[str, str]], field: str, role: str) -> str:
-    if [name for name, _ in turns] != [role]:
-        expected = f"one message of the {role}'s, or the prompt and it"
-        raise _MisfitError(field, turns, expected)
-    return turns[0][1]
-
-
-def _answered(given: Mapping[str, Any], *turns: tuple[str, str]) -> dict[str, Any]:
+def _row(given: Mapping[str, Any], said: Mapping[str, str], field: str) -> dict[str, Any]:
     """A question, and its answer if there is one, with what else the row says."""
-    if turns[0][0] != "user":
-        raise _MisfitError("messages", [turns[0][0]], _TURNS)
-    text, row = turns[0][1], {name: given[name] for name in _KEPT if name in given}
+    if "user" not in said:
+        raise _MisfitError(field, list(said) if field in given else MISSING, _TURNS)
+    row = {name: given[name] for name in _KEPT if name in given}
+    text = said["user"]
     if end := row.get("input"):
         if not (is_text(end) and text.endswith(f"\n\n{end}")):
             raise _MisfitError("input", end, "the end of the user's message, after a blank line, or no such field")
         text = text.removesuffix(f"\n\n{end}")
-    row["instruction"] = text
-    return {**row, "output": turns[1][1]} if len(turns) > 1 else row
+    row |= {"instruction": text, "system": said.get("system", "")}
+    return {**row, "output": said["assistant"]} if "assistant" in said else row
