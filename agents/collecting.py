@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.wrappers.vector import DictInfoToList
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -74,8 +73,7 @@ class Collector:
         num_left_out: Instructions that are too long.
 
     Raises:
-        ValueError: The environment resets by itself, its size does not divide the batch, or a wrapper lies around
-            DictInfoToList.
+        ValueError: The environment resets by itself, or its size does not divide the batch.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], policy: LanguageModel, config: OnlineConfig, *, who: str) -> None:
@@ -91,10 +89,7 @@ class Collector:
                 f"The rollout batch must be a multiple of num_envs x processes = {at_once}, got "
                 f"{config.rollout_batch_size!r}. Change rollout_batch_size or num_envs."
             )
-        if any(isinstance(layer, DictInfoToList) for layer in _layers(env)[1:]):
-            raise ValueError("DictInfoToList must be the outermost wrapper; put the others inside, or leave it out.")
-        # It changes how a reader sees the infos only; here they are read as arrays.
-        self._env: Any = env.env if isinstance(env, DictInfoToList) else env
+        self._env: Any = env
         self._policy, self._config, self._described = policy, config, describe(env)
         self._num_rounds = config.rollout_batch_size // at_once
         self._most_rows = math.ceil(config.minibatch_size / processes.count)

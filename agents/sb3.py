@@ -13,7 +13,7 @@ with `keywords(folder)`. Our own `PPO` is faster: it samples whole responses, an
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -339,14 +339,11 @@ class TokenVecEnv(VecEnv):
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
     def reset(self) -> VecEnvObs:
-        """Observations, arrays [B, L]; of the options `instruction_id` alone, for all slots or none."""
-        ids = [options["instruction_id"] for options in self._options if set(options) == {"instruction_id"}]
-        if any(self._options) and len(ids) < self.num_envs:
-            raise ValueError(f"Expected options with an instruction_id for every slot, or none, got {self._options!r}.")
-        options = {"instruction_ids": ids} if ids else None
-        observations, self.reset_infos = self._with_rows.reset(seed=self._seeds, options=options)
+        """Observations, arrays [B, L]."""
+        if any(self._options):
+            raise ValueError(f"Expected no options, which slots of one environment share, got {self._options!r}.")
+        observations, self.reset_infos = self._with_rows.reset(seed=self._seeds)
         self._reset_seeds()
-        self._reset_options()
         result: VecEnvObs = observations
         return result
 
@@ -369,11 +366,6 @@ class TokenVecEnv(VecEnv):
     def close(self) -> None:
         """Closes the environment."""
         self.env.close()
-
-    def get_images(self) -> Sequence[NDArray[Any] | None]:
-        """A frame a slot."""
-        frames: Any = self.env.render()
-        return list(frames or [None] * self.num_envs)
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """The batched environment's attribute, once a slot."""

@@ -24,7 +24,7 @@ MAY_IMPORT = {
 }
 BUDGETS = {
     "alpacafarm_env": 8_950,
-    "agents": 4_400,
+    "agents": 4_260,
     "wrappers": 140,
     "benchmarks": 5_700,
     "examples": 400,

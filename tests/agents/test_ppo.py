@@ -9,15 +9,12 @@ import gymnasium as gym
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers.vector import DictInfoToList
 from tiny_worlds import (
     ASCII,
-    TEMPLATE,
     TEXTS,
     First,
     Picky,
     Share,
-    build_llama,
     finish,
     load_policy,
     make_env,
@@ -30,7 +27,6 @@ from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
 from alpacafarm_env.agents.rollouts import micro_batches
 from alpacafarm_env.oracles import OracleError
-from alpacafarm_env.wrappers.vector import AddScore
 
 # Learning --------------------------------------------------------------------------------------------------------
 
@@ -224,18 +220,3 @@ def test_a_reward_for_all_is_not_taken_for_one_each(llama: LanguageModel) -> Non
     agent = PPO(Mean(make_env(16, Share(ASCII))), llama, config=small_ppo())
     with pytest.raises(OracleError, match=r"16 rows .*\(\)"):
         next(agent.updates())
-
-
-def test_lists_of_infos_are_read_as_the_arrays_inside(tokenizer) -> None:
-    found = []
-    for wrap in (lambda env: env, DictInfoToList):
-        policy = LanguageModel(build_llama(len(tokenizer)), tokenizer, TEMPLATE, max_response_tokens=16)
-        env = wrap(AddScore(make_env(16, Picky(ASCII), on_unscored="truncate"), key="share", oracle=Share(ASCII)))
-        found.append(list(PPO(env, policy, config=small_ppo()).updates()))
-    assert found[0] == found[1]
-    assert {name for name in found[0][0] if name.startswith("info/")} >= {"info/response_length", "info/share"}
-
-
-def test_a_wrapper_around_lists_of_infos_is_refused_at_the_start(llama: LanguageModel) -> None:
-    with pytest.raises(ValueError, match="DictInfoToList"):
-        PPO(gym.vector.VectorWrapper(DictInfoToList(make_env(16, Share(ASCII)))), llama, config=small_ppo())

@@ -197,8 +197,8 @@ def test_minibatches_are_whole_slots_each_once(make, settings):
 
 def test_environments_equal_those_of_stable_baselines3(policy_folder, tiny_dataset):
     settings = {"dataset": tiny_dataset, "oracle": Letters(), "tokenizer": str(policy_folder), **LIMITS}
-    ours = sb3.TokenVecEnv(TokenVectorEnv(3, **settings, render_mode="rgb_array"))
-    theirs = DummyVecEnv([lambda: TokenEnv(**settings, render_mode="rgb_array")] * 3)
+    ours = sb3.TokenVecEnv(TokenVectorEnv(3, **settings))
+    theirs = DummyVecEnv([lambda: TokenEnv(**settings)] * 3)
     assert (ours.observation_space, ours.action_space) == (theirs.observation_space, theirs.action_space)
     for env in (ours, theirs):
         env.seed(3)
@@ -210,11 +210,7 @@ def test_environments_equal_those_of_stable_baselines3(policy_folder, tiny_datas
         found, expected = ours.step(actions), theirs.step(actions)
         np.testing.assert_equal(found, expected)
         assert found[1].dtype == expected[1].dtype
-    np.testing.assert_array_equal(ours.get_images(), theirs.get_images())
-    asked = ours.get_attr("instructions")[0][4]
-    ours.set_options({"instruction_id": asked.id})
-    ours.reset()
-    assert [info["instruction_id"] for info in ours.reset_infos] == [asked.id] * 3
+    assert len(ours.get_attr("instructions")) == 3
     assert ours.env_is_wrapped(VecMonitor) == [False] * 3
 
 
@@ -240,8 +236,8 @@ def test_what_cannot_work_is_refused(make, settings, policy_folder):
     with pytest.raises(ValueError, match="kl_coef"):
         PPO(env=make(), **keywords(policy_folder, kl_coef=-1))
     env = make()
-    env.set_options([{"instruction_id": 100}, *[{}] * 7])
-    with pytest.raises(ValueError, match="every slot"):
+    env.set_options({"instruction_id": 100})
+    with pytest.raises(ValueError, match="instruction_id"):
         env.reset()
 
 
