@@ -1,4 +1,4 @@
-"""Reward wrappers for single environments, and the core they share with their batched twins in `wrappers.vector`.
+"""Reward wrappers for single environments, and what they share with their batched twins in `wrappers.vector`.
 
 A reward wrapper decides who scores the responses; it computes nothing itself. Stack as many as you like:
 
@@ -36,6 +36,9 @@ class Scored:
     env: Any
     oracle: RewardOracle
 
+    def __init__(self, env: Any, **keywords: Any) -> None:
+        raise NotImplementedError  # the single and the batched form each have their own
+
     def choose(self, spec: OracleSpec) -> None:
         """Sets the oracle, by the data set of the environment; TypeError if that is no AlpacaFarm environment."""
         self._scoring = scoring_of(self.env, type(self).__name__)
@@ -51,25 +54,77 @@ class Scored:
             return self.env.step(action)
 
 
+class Surrogate(Scored):
+    """The core of `SurrogateReward`."""
+
+    def __init__(self, env: Any, *, oracle: OracleSpec = "surrogate") -> None:
+        super().__init__(env, oracle=oracle)
+        self.choose(oracle)
+
+
+class Ensemble(Scored):
+    """The core of `EnsembleReward`."""
+
+    def __init__(
+        self, env: Any, *, oracles: Sequence[OracleSpec], combine: str = "mean", weight: float | None = None
+    ) -> None:
+        super().__init__(env, oracles=oracles, combine=combine, weight=weight)
+        self.choose({"ensemble": oracles, "combine": combine, "weight": weight})
+
+
+class Judged(Scored):
+    """The core of rewards by a judge."""
+
+    def __init__(self, env: Any, *, judge: JudgeSpec) -> None:
+        super().__init__(env, judge=judge)
+        self.choose(judge if isinstance(judge, Mapping) else {"judge": judge})
+
+
+class Annotated(Judged):
+    """The core of `AnnotatorReward`."""
+
+    def __init__(self, env: Any, *, judge: JudgeSpec = "sim_ann") -> None:
+        super().__init__(env, judge=judge)
+
+
+class Won(Judged):
+    """The core of `WinRateReward`."""
+
+    def __init__(self, env: Any, *, judge: JudgeSpec = "sim_eval") -> None:
+        super().__init__(env, judge=judge)
+
+
+class Gold(Scored):
+    """The core of `GoldReward`."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.choose("gold")
+
+
 class Reported(Scored):
     """The core of `AddScore`."""
 
-    key: str
-
-    def report(self, key: Any, spec: OracleSpec) -> None:
-        """Sets key and oracle; ValueError if the key is empty, starts with an underscore or is taken."""
+    def __init__(self, env: Any, *, key: str | None = None, oracle: OracleSpec = "gold") -> None:
+        """Raises ValueError if the key is empty, starts with an underscore or is taken."""
+        super().__init__(env, key=key, oracle=oracle)
+        if key is None and oracle != "gold":
+            raise ValueError(
+                f"AddScore: expected key='..._reward', the info key for the scores of {oracle!r}, got none"
+            )
+        named: Any = "gold_reward" if key is None else key
         inner = self.env
         while inner is not inner.unwrapped:
-            if isinstance(inner, Reported) and inner.key == key:
+            if isinstance(inner, Reported) and inner.key == named:
                 raise ValueError(f"{type(inner).__name__} already reports a score under {key!r}; give another key.")
             inner = inner.env
-        if not isinstance(key, str) or not key or key.startswith("_") or key in RESERVED_KEYS:
+        if not isinstance(named, str) or not named or named.startswith("_") or named in RESERVED_KEYS:
             raise ValueError(
                 "The key of a score must be a text without a leading underscore that info does not use itself, got "
                 f"{key!r}; taken: {', '.join(sorted(RESERVED_KEYS))}."
             )
-        self.key = key
-        self.choose(spec)
+        self.key = named
+        self.choose(oracle)
 
     def scoring(self) -> AbstractContextManager[None]:
         """Within a step this oracle's score is reported too."""
@@ -104,33 +159,18 @@ class _Single(
         gym.Wrapper.__init__(self, env)
 
 
-class SurrogateReward(_Single[ObsType, ActType]):
+class SurrogateReward(Surrogate, _Single[ObsType, ActType]):
     """Rewards by a learned reward model: "surrogate", `{"reward_model": folder}`, or any other oracle."""
 
-    def __init__(self, env: gym.Env[ObsType, ActType], *, oracle: OracleSpec = "surrogate") -> None:
-        super().__init__(env, oracle=oracle)
-        self.choose(oracle)
 
-
-class EnsembleReward(_Single[ObsType, ActType]):
+class EnsembleReward(Ensemble, _Single[ObsType, ActType]):
     """Rewards by several oracles at once, such as reward models that differ in their seed (see `oracles.Ensemble`).
 
     `info` also holds `disagreement`, the standard deviation over the members, and each member's score, `score:<name>`.
     """
 
-    def __init__(
-        self,
-        env: gym.Env[ObsType, ActType],
-        *,
-        oracles: Sequence[OracleSpec],
-        combine: str = "mean",
-        weight: float | None = None,
-    ) -> None:
-        super().__init__(env, oracles=oracles, combine=combine, weight=weight)
-        self.choose(ensemble(oracles, combine, weight))
 
-
-class AnnotatorReward(_Single[ObsType, ActType]):
+class AnnotatorReward(Annotated, _Single[ObsType, ActType]):
     """Rewards by verdicts of noisy annotators, 1 where the response is preferred to the reference.
 
     `judge` is "sim_ann", the pool with 25 % flips; another judge's name; a mapping such as
@@ -138,25 +178,13 @@ class AnnotatorReward(_Single[ObsType, ActType]):
     `PreferenceOracle`.
     """
 
-    def __init__(self, env: gym.Env[ObsType, ActType], *, judge: JudgeSpec = "sim_ann") -> None:
-        super().__init__(env, judge=judge)
-        self.choose(win_rate(judge))
 
-
-class WinRateReward(_Single[ObsType, ActType]):
+class WinRateReward(Won, _Single[ObsType, ActType]):
     """Rewards by verdicts without added noise, as in evaluation; `judge` as in `AnnotatorReward`."""
 
-    def __init__(self, env: gym.Env[ObsType, ActType], *, judge: JudgeSpec = "sim_eval") -> None:
-        super().__init__(env, judge=judge)
-        self.choose(win_rate(judge))
 
-
-class GoldReward(_Single[ObsType, ActType]):
+class GoldReward(Gold, _Single[ObsType, ActType]):
     """Rewards by the sandbox's true reward."""
-
-    def __init__(self, env: gym.Env[ObsType, ActType]) -> None:
-        super().__init__(env)
-        self.choose("gold")
 
 
 class AddScore(Reported, _Single[ObsType, ActType]):
@@ -164,24 +192,3 @@ class AddScore(Reported, _Single[ObsType, ActType]):
 
     Gold's key is "gold_reward" by default; another oracle's score needs a key that says what it is (ValueError).
     """
-
-    def __init__(self, env: gym.Env[ObsType, ActType], *, key: str | None = None, oracle: OracleSpec = "gold") -> None:
-        super().__init__(env, key=key, oracle=oracle)
-        self.report(score_key(key, oracle), oracle)
-
-
-def score_key(key: str | None, oracle: OracleSpec) -> str:
-    """The info key of `AddScore`."""
-    if key is None and oracle != "gold":
-        raise ValueError(f"AddScore: expected key='..._reward', the info key for the scores of {oracle!r}, got none")
-    return "gold_reward" if key is None else key
-
-
-def win_rate(judge: JudgeSpec) -> Mapping[str, Any]:
-    """The specification of the win rate by a judge."""
-    return judge if isinstance(judge, Mapping) else {"judge": judge}
-
-
-def ensemble(oracles: Sequence[OracleSpec], combine: str, weight: float | None) -> Mapping[str, Any]:
-    """The specification of an ensemble."""
-    return {"ensemble": oracles, "combine": combine, "weight": weight}

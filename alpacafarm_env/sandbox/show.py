@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, fields
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
 from ..instructions import Instruction
 from ..oracles.policies import LANGUAGE_MODEL
@@ -92,31 +92,24 @@ def opinions(annotators: Sequence[Annotator], instruction: str, reference: str, 
 
 
 def _gold_table(instruction: str, reference: str, response: str) -> list[str]:
-    names = [field.name for field in fields(gold.Parts)]
-    lines = ["Gold".ljust(_LABEL) + "total".rjust(8) + "".join(name.rjust(10) for name in names)]
-    weights = "".join(f"{weight:+10.1f}" for weight in astuple(gold.WEIGHTS))
-    lines.append("  weights".ljust(_LABEL + 8) + weights)
+    rows = {"weights": vars(gold.WEIGHTS)}
     for label, text in {"reference": reference, "policy": response}.items():
-        values = gold.parts(instruction, text)
-        cells = "".join(f"{value:10.4g}" for value in astuple(values)) if values else "  (of another world)"
-        lines.append(f"  {label}".ljust(_LABEL) + f"{gold.gold(instruction, text):8.2f}{cells}")
-    return lines
+        rows[label] = {"total": gold.gold(instruction, text), **vars(gold.parts(instruction, text))}
+    table = pd.DataFrame(rows).T[["total", *vars(gold.WEIGHTS)]]
+    return ["Gold and its parts:", *table.to_string(float_format="{:.4g}".format, na_rep="").split("\n")]
 
 
 def _opinions(instruction: str, reference: str, response: str) -> list[str]:
     """A row for each family of annotators: P(policy preferred) by each member in percent, and their mean."""
-    families: dict[str, list[Annotator]] = {}
-    for annotator in (*POOL, *GREEDY, *HUMANS):
-        family = annotator.name if annotator in GREEDY else annotator.name.rsplit("_", 1)[0]
-        families.setdefault(family, []).append(annotator)
-    most = max(map(len, families.values()))
-    lines = ["P(policy preferred to the reference) by each annotator, in percent:"]
-    lines.append(" " * _LABEL + "".join(f"{number:4}" for number in range(1, most + 1)) + "   mean")
-    for family, members in families.items():
-        shares = opinions(members, instruction, reference, response)
-        cells = "".join(f"{100 * share:4.0f}" for share in shares).ljust(4 * most)
-        lines.append(f"  {family}".ljust(_LABEL) + cells + f"{100 * np.mean(shares):7.0f}")
-    return lines
+    annotators = [*POOL, *GREEDY, *HUMANS]
+    names = pd.Series([each.name for each in annotators])
+    family = names.where(names == GREEDY[0].name, names.str.replace(r"_\d+$", "", regex=True))
+    percent = 100 * pd.Series(opinions(annotators, instruction, reference, response))
+    table = percent.groupby(family, sort=False).apply(lambda group: group.reset_index(drop=True)).unstack()
+    table.columns = table.columns + 1
+    table["mean"] = table.mean(axis=1)
+    heading = "P(policy preferred to the reference) by each annotator, in percent:"
+    return [heading, *table.to_string(float_format="{:.0f}".format, na_rep="").split("\n")]
 
 
 def _labelled(label: str, text: str, width: int) -> list[str]:
