@@ -1,7 +1,7 @@
-"""The methods by name: the rows of the paper's Table 2.
+"""The methods by name: the rows of the paper's Table 2, and variants.
 
-A method of one's own, such as one of these with one thing changed, is a `Method` in any importable module, named
-`module:attribute`.
+A variant asks what makes the difference in a method or its feedback. It is no row of the paper's table and runs only
+when it is named. A method of one's own is a `Method` in any importable module, named `module:attribute`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from ...arguments import match_name
 from ...data import Dataset
 from ...errors import DataError, UnknownNameError
 from ...instructions import Demonstration, Instruction, Preference
+from ...oracles import make_oracle
 from ...plugins import find_attribute
 from ...sandbox import writers
 from ...sandbox.dataset import Sandbox
@@ -113,21 +114,30 @@ def _untrained(job: Job) -> Any:
 
 
 def make_stand_in(job: Job, *, name: str) -> Actor:
-    """The stand-in for a model behind an API."""
-    return writers.StandIn(name, writers.API_MODELS[name], job.seed)
+    """The stand-in for a model behind an API, or the crowd that wrote the demonstrations which SFT imitates."""
+    return writers.StandIn(name, writers.CROWD if name == "crowd" else writers.API_MODELS[name], job.seed)
 
 
-def make_feedme(job: Job) -> Actor:
+Labels = Callable[[Job], tuple[Preference, ...]]
+
+
+def coin_flips(job: Job) -> tuple[Preference, ...]:
+    """The job's pairs with labels that say nothing: a coin flip for each."""
+    pairs = job.preferences()
+    coins = keyed_rng(job.seed, "coin labels").integers(1, 3, size=len(pairs)).tolist()
+    return tuple(replace(pair, preference=coin) for pair, coin in zip(pairs, coins, strict=True))
+
+
+def make_feedme(job: Job, labels: Labels = Job.preferences) -> Actor:
     """Binary FeedME."""
     config = job.config(agents.BinaryFeedMEConfig, epochs=1, save_every=10)
-    return agents.BinaryFeedME(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
+    return agents.BinaryFeedME(job.policy(), labels(job), config=config, seed=job.seed, out=job.folder)
 
 
-def make_reward_conditioning(job: Job) -> Actor:
+def make_reward_conditioning(job: Job, labels: Labels = Job.preferences) -> Actor:
     """Binary reward conditioning."""
     config = job.config(agents.RewardConditioningConfig, epochs=1, save_every=10)
-    pairs = job.preferences()
-    return agents.BinaryRewardConditioning(job.policy(), pairs, config=config, seed=job.seed, out=job.folder)
+    return agents.BinaryRewardConditioning(job.policy(), labels(job), config=config, seed=job.seed, out=job.folder)
 
 
 def make_dpo(job: Job) -> Actor:
@@ -143,6 +153,12 @@ def make_best_of_n(job: Job, **changes: Any) -> Actor:
     return agents.BestOfN(policy, job.oracle(policy), config=config, seed=job.seed)
 
 
+def make_best_of_16_gold(job: Job) -> Actor:
+    """Best-of-16 by the true reward: what a perfect reward model would give."""
+    config = replace(job.config(agents.BestOfNConfig), num_samples=16)
+    return agents.BestOfN(job.policy(), make_oracle("gold", dataset=job.data), config=config, seed=job.seed)
+
+
 def make_expert_iteration(job: Job) -> Actor:
     """Expert iteration."""
     instructions = job.data.instructions("unlabeled")
@@ -154,9 +170,9 @@ def make_expert_iteration(job: Job) -> Actor:
     return agents.ExpertIteration(policy, instructions, oracle, config=config, seed=job.seed, out=job.folder)
 
 
-def make_quark(job: Job) -> Actor:
-    """Quark."""
-    config, policy = job.config(agents.QuarkConfig, total_steps=6), job.policy()
+def make_quark(job: Job, **changes: Any) -> Actor:
+    """Quark, perhaps with some settings changed."""
+    config, policy = replace(job.config(agents.QuarkConfig, total_steps=6), **changes), job.policy()
     env = job.env(config.rollout_batch_size, policy)
     return agents.Quark(env, policy, config=config, seed=job.seed, out=job.folder)
 
@@ -238,7 +254,18 @@ METHODS = (
 REWARD_MODELING = "reward_modeling"
 """Trains no policy: `train` alone has it."""
 FINE_TUNING = Method("sft", "SFT, continued", make_fine_tuning, "nothing", fixed=False, split="sft")
-BY_NAME = {method.name: method for method in METHODS} | {
+CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)
+VARIANTS = (
+    Method("crowd", "The crowd itself", partial(make_stand_in, name="crowd"), "nothing", trained=False, effort=5),
+    Method("feedme_coin", "FeedME, coin-flip labels", partial(make_feedme, labels=coin_flips), "preferences"),
+    Method("conditioning_coin", "Conditioning, coin-flip labels", CONDITIONING_COIN, "preferences", effort=80),
+    Method("quark_no_eos", "Quark, end not learned", partial(make_quark, train_eos=False), effort=100),
+    Method("quark_all_quantiles", "Quark, all quantiles", partial(make_quark, best_quantile_only=False), effort=150),
+    Method("quark_slow", "Quark, a tenth of the rate", partial(make_quark, learning_rate=6e-6), effort=100),
+    Method("quark_fast", "Quark, PPO's rate", partial(make_quark, learning_rate=2e-4), effort=100),
+    Method("best_of_16_gold", "Best-of-16 by gold", make_best_of_16_gold, "nothing", trained=False, effort=30),
+)
+BY_NAME = {method.name: method for method in (*METHODS, *VARIANTS)} | {
     "fine_tuning": FINE_TUNING,
     REWARD_MODELING: Method(REWARD_MODELING, "Reward model", make_reward_modeling, "preferences"),
 }

@@ -17,6 +17,7 @@ from alpacafarm_env.benchmarks import train
 from alpacafarm_env.benchmarks.experiment import evaluation
 from alpacafarm_env.benchmarks.experiment.engine import Experiment, run
 from alpacafarm_env.benchmarks.methods.job import Job
+from alpacafarm_env.benchmarks.methods.methods import find_method
 from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
 from alpacafarm_env.oracles.base import Constant
 
@@ -233,6 +234,7 @@ def test_only_what_can_be_trained_is_a_method():
         with pytest.raises(UnknownNameError, match=re.escape(meant)):
             train.parse([name])
     assert train.parse(["Best-Of-N"]).method == "best_of_n"
+    assert find_method("quark_slow").title == "Quark, a tenth of the rate"  # the ranking's
 
 
 def test_a_folder_is_of_one_run_alone(own, pairs, tmp_path):
