@@ -9,14 +9,14 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import numpy as np
 
 from ..data.dataset import Dataset
-from ..data.files import write_atomic
+from ..data.files import read_records, write_atomic
 from ..errors import DataError, did_you_mean
 from ..instructions import Demonstration, Instruction, Preference
 from ..oracles.base import PreferenceOracle, compare
@@ -91,13 +91,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Reads what `write_rows` wrote."""
-    if not path.is_file():
-        raise DataError(
-            f"Expected the sandbox's file {path}, found none. Reinstall the package, or rebuild it with "
-            "python -m alpacafarm_env.benchmarks.build_sandbox --install."
-        )
-    # Not splitlines(): a sampled response may hold any of the characters that Unicode calls a line break.
-    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().split("\n") if line]
+    return cast(list[dict[str, Any]], read_records(path))
 
 
 class Sandbox(Dataset):
@@ -127,13 +121,7 @@ class Sandbox(Dataset):
         """As the base class."""
         if split not in SIZES:
             raise did_you_mean("split", split, SIZES)
-        if split not in self._instructions:
-            rows = read_rows(self.folder / f"{split}.jsonl.gz")
-            self._instructions[split] = tuple(
-                Instruction(row["instruction"], row["input"], id=index, split=split, source=row.get("dataset", ""))
-                for index, row in enumerate(rows)
-            )
-        return self._instructions[split]
+        return _read(self.folder, split)
 
     def references(self, split: str) -> tuple[str, ...]:
         """Stored for eval, written anew (and equal every time) elsewhere."""
@@ -159,10 +147,6 @@ class Sandbox(Dataset):
         """The pairs as a judge labels them (default: the noisy pool); pairs that it calls a tie are left out."""
         return label(self.instructions(split), self.pairs(split), judge or judges.judge("sim_ann"))
 
-    @cached_property
-    def _instructions(self) -> dict[str, tuple[Instruction, ...]]:
-        return {}
-
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
@@ -176,6 +160,14 @@ def label(
         Preference(instruction, pair, 2 if verdict > 0.5 else 1)
         for instruction, pair, verdict in zip(instructions, pairs, verdicts.tolist(), strict=True)
         if verdict > 0.5 or verdict < 0.5  # neither holds for NaN
+    )
+
+
+@lru_cache(maxsize=16)
+def _read(folder: Path, split: str) -> tuple[Instruction, ...]:
+    return tuple(
+        Instruction(row["instruction"], row["input"], id=index, split=split, source=row.get("dataset", ""))
+        for index, row in enumerate(read_rows(folder / f"{split}.jsonl.gz"))
     )
 
 
