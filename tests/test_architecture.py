@@ -26,9 +26,9 @@ BUDGETS = {
     "alpacafarm_env": 8_950,
     "agents": 4_260,
     "wrappers": 140,
-    "benchmarks": 5_700,
+    "benchmarks": 5_200,
     "examples": 400,
-    "tests": 19_300,
+    "tests": 18_700,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {
