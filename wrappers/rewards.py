@@ -105,6 +105,8 @@ class Gold(Scored):
 class Reported(Scored):
     """The core of `AddScore`."""
 
+    key: str
+
     def __init__(self, env: Any, *, key: str | None = None, oracle: OracleSpec = "gold") -> None:
         """Raises ValueError if the key is empty, starts with an underscore or is taken."""
         super().__init__(env, key=key, oracle=oracle)

@@ -106,7 +106,7 @@ def _opinions(instruction: str, reference: str, response: str) -> list[str]:
     family = names.where(names == GREEDY[0].name, names.str.replace(r"_\d+$", "", regex=True))
     percent = 100 * pd.Series(opinions(annotators, instruction, reference, response))
     table = percent.groupby(family, sort=False).apply(lambda group: group.reset_index(drop=True)).unstack()
-    table.columns = table.columns + 1
+    table.columns = pd.Index(range(1, table.shape[1] + 1))
     table["mean"] = table.mean(axis=1)
     heading = "P(policy preferred to the reference) by each annotator, in percent:"
     return [heading, *table.to_string(float_format="{:.0f}".format, na_rep="").split("\n")]

@@ -9,7 +9,6 @@ prints the page, with the package installed and, beside it, what some of Gymnasi
 import functools
 import linecache
 import os
-import sys
 import tempfile
 import traceback
 import warnings
@@ -127,13 +126,6 @@ OURS = {
 CASES = {"single": SINGLE, "batched": BATCHED}
 
 
-class Cell(NamedTuple):
-    """works, refuses (in words), needs (a package), fails (in any other way) or does wrong; and what is said."""
-
-    verdict: str
-    reason: str = ""
-
-
 def make(id: str, mode: AutoresetMode | None, render_mode: str | None = None) -> Any:
     if mode is None:
         return gym.make(id, render_mode=render_mode)
@@ -211,19 +203,18 @@ def equal(values: Any, expected: Any) -> bool:
     return True
 
 
-def verdict_of(error: Exception) -> Cell:
+def verdict_of(error: Exception) -> str:
     """In words is what a `raise` of Gymnasium's or ours says."""
+    if isinstance(error, (DependencyNotInstalled, ImportError)):
+        return "needs a package"
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = not {"gymnasium", "alpacafarm_env", "wrappers"}.isdisjoint(Path(last.filename).parts)
     raised = linecache.getline(last.filename, last.lineno or 0).split()[:1] == ["raise"]
-    reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}".replace("`", "'")
-    if isinstance(error, (DependencyNotInstalled, ImportError)):
-        return Cell("needs", reason)
-    return Cell("refuses" if ours and raised and str(error) else "fails", reason)
+    return "refuses" if ours and raised and str(error) else "fails"
 
 
-def cell(name: str, case: Case, id: str, mode: AutoresetMode | None) -> Cell:
-    """One wrapper over one id; its warnings are of no interest."""
+def cell(name: str, case: Case, id: str, mode: AutoresetMode | None) -> str:
+    """One wrapper over one id: works, refuses (in words), needs a package, fails (in any other way) or does wrong."""
     space = wrappers if name in OURS else gym.wrappers
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -236,24 +227,21 @@ def cell(name: str, case: Case, id: str, mode: AutoresetMode | None) -> Cell:
             return verdict_of(error)
         finally:
             env.close()
-    return Cell("works" if worked else "does wrong")
+    return "works" if worked else "does wrong"
 
 
-def summary(cells: Mapping[AutoresetMode | None, Cell]) -> str:
-    """The verdict of all autoreset modes, or of each."""
-    verdicts = dict.fromkeys(each.verdict for each in cells.values())
-    if len(verdicts) == 1:
-        return next(iter(verdicts))
-    modes = {verdict: [mode.value for mode in cells if mode and cells[mode].verdict == verdict] for verdict in verdicts}
-    return ", ".join(f"{verdict} ({', '.join(of)})" for verdict, of in modes.items())
-
-
-def row(form: str, name: str, ids: Sequence[str] = IDS) -> tuple[list[str], list[str]]:
-    """One wrapper's verdicts over ids, and all that is said."""
+def row(form: str, name: str, ids: Sequence[str] = IDS) -> list[str]:
+    """One wrapper's verdicts over ids, in all autoreset modes or in each."""
     case = {**CASES[form], **OURS}[name]
-    verdicts = [{mode: cell(name, case, id, mode) for mode in MODES[form]} for id in ids]
-    reasons = dict.fromkeys(each.reason for cells in verdicts for each in cells.values() if each.reason)
-    return [summary(cells) for cells in verdicts], list(reasons)
+    verdicts = []
+    for id in ids:
+        by_mode = {mode: cell(name, case, id, mode) for mode in MODES[form]}
+        modes: dict[str, list[str]] = {}
+        for mode, verdict in by_mode.items():
+            modes.setdefault(verdict, []).append(mode.value if mode else "")
+        parts = [f"{verdict} ({', '.join(of)})" if len(modes) > 1 else verdict for verdict, of in modes.items()]
+        verdicts.append(", ".join(parts))
+    return verdicts
 
 
 PAGE = """\
@@ -274,14 +262,9 @@ def page() -> Iterator[str]:
     heading = " | ".join(id.removeprefix("AlpacaFarm-").removesuffix("-v0") for id in IDS)
     for form, cases in CASES.items():
         yield f"## {form.capitalize()}\n\n| wrapper | {heading} |\n|{'---|' * (len(IDS) + 1)}"
-        said = []
         for name in (*cases, *OURS):
-            verdicts, reasons = row(form, name)
-            if "needs" in " ".join(verdicts):
-                sys.exit(f"{name}: {reasons}")
-            yield f"| {name} | {' | '.join(verdicts)} |"
-            said += [f"- {name}: `{'`; `'.join(reasons)}`"] if reasons else []
-        yield "\nWhat they say:\n\n" + "\n".join(said) + "\n"
+            yield f"| {name} | {' | '.join(row(form, name))} |"
+        yield ""
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from equality import assert_same
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 
 from alpacafarm_env import wrappers
 from alpacafarm_env.envs.instruction import InstructionEnv
@@ -16,7 +16,6 @@ from alpacafarm_env.wrappers import vector
 
 NAMES = ("SurrogateReward", "EnsembleReward", "AnnotatorReward", "WinRateReward", "GoldReward", "AddScore")
 REQUIRED = {"EnsembleReward": {"oracles": ["constant"]}}
-each_mode = pytest.mark.parametrize("mode", list(AutoresetMode))
 
 
 class Longer:
@@ -193,31 +192,3 @@ def test_specs_copy_no_oracle(tiny_dataset):
     env.reset(seed=0)
     _, reward, *_, info = env.step("hello")
     assert (reward, info["half"], info["episode"]["r"]) == (6.0, 0.5, 6.0)
-
-
-@each_mode
-@pytest.mark.parametrize("name", ["mean", "min", "uwo", "annotator"])
-def test_the_batched_form_equals_a_batch_of_singles(tiny_dataset, make_counting_oracle, name, mode):
-    """To the last bit; the ensembles with so many members that a sum could round, with and without a verdict."""
-    keywords = {"dataset": tiny_dataset, "split": "val", "oracle": "constant", "on_unscored": "truncate"}
-    noisy = {"judge": Longer(), "flip": 0.25}
-    members = [*(make_counting_oracle("member", 1 / (3 + i)) for i in range(11)), noisy]
-
-    def wrap(module, env, members):
-        if name == "annotator":
-            env = module.AnnotatorReward(env, judge=noisy)
-            return module.AddScore(env, key="length", oracle=make_counting_oracle())
-        return module.EnsembleReward(env, oracles=members, combine=name)
-
-    for stack in (members, [*members, Unsure()]):
-        batched = wrap(vector, InstructionVectorEnv(4, autoreset_mode=mode, **keywords), stack)
-
-        def single(stack=stack):
-            return wrap(wrappers, InstructionEnv(**keywords), stack)
-
-        envs = (batched, SyncVectorEnv([single] * 4, autoreset_mode=mode))
-        assert_same(*(env.reset(seed=3) for env in envs))
-        for step in range(9):
-            assert_same(*(env.step([f"response {step} {slot}" * slot for slot in range(4)]) for env in envs))
-            if mode is AutoresetMode.DISABLED:
-                assert_same(*(env.reset() for env in envs))
