@@ -25,7 +25,7 @@ MAY_IMPORT = {
 BUDGETS = {
     "alpacafarm_env": 8_950,
     "agents": 4_260,
-    "wrappers": 140,
+    "wrappers": 110,
     "benchmarks": 5_200,
     "examples": 400,
     "tests": 18_700,
