@@ -159,7 +159,8 @@ class DPO(PolicyAgent):
         processes = Processes(self.policy.device, mixed_precision=self.config.mixed_precision)
         table = torch.zeros(2, self._num_pairs, device=self.policy.device)
         mine = processes.share(np.arange(self._num_pairs))
-        tokens = self.config.micro_batch_tokens or first_tried(self.policy.device)
+        # Not tried for memory, so few on any device.
+        tokens = self.config.micro_batch_tokens or min(4096, first_tried(self.policy.device))
         parts = micro_batches(self._sizes[mine], tokens)
         with make_bar(len(parts), "DPO reference", show=processes.is_main, unit="batch") as bar:
             for rows in parts:

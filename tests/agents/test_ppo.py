@@ -23,9 +23,11 @@ from tiny_worlds import (
     train_with_few_scores,
 )
 
+from alpacafarm_env import sandbox
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
 from alpacafarm_env.agents.rollouts import micro_batches
+from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.oracles import OracleError
 
 # Learning --------------------------------------------------------------------------------------------------------
@@ -220,3 +222,20 @@ def test_a_reward_for_all_is_not_taken_for_one_each(llama: LanguageModel) -> Non
     agent = PPO(Mean(make_env(16, Share(ASCII))), llama, config=small_ppo())
     with pytest.raises(OracleError, match=r"16 rows .*\(\)"):
         next(agent.updates())
+
+
+def test_live_rewards_train_as_those_in_process(tmp_path: Path) -> None:
+    sizes = {"rollout_batch_size": 32, "minibatch_size": 32, "num_epochs": 1, "max_response_tokens": 24}
+    config = replace(PPOConfig.sandbox(), total_steps=2, **sizes)
+
+    def trained(oracle: dict[str, Any]) -> list[dict[str, float]]:
+        modes = {"autoreset_mode": AutoresetMode.DISABLED, "oracle": oracle}
+        env = gym.make_vec("AlpacaFarm-Annotators-v0", num_envs=32, **modes)
+        agent = PPO(env, sandbox.POLICY, value_init=sandbox.REWARD_MODEL, config=config)
+        # Without what an oracle says of itself: its name at least differs.
+        return [{k: value for k, value in update.items() if not k.startswith("info/")} for update in agent.updates()]
+
+    with JudgeServer(seed=99) as server:
+        live = {"pool": "ann", "models": "sandbox", "base_url": server.base_url, "ledger": str(tmp_path / "ledger")}
+        assert trained({**live, "seed": 0}) == trained({"name": "annotators", "seed": 0})
+        assert server.stats()["answered"] > 16
