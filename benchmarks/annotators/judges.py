@@ -27,8 +27,8 @@ from ...seeding import keyed_rng
 from ...statistics import Interval, interval, mean_known, wilson
 from ..experiment.evaluation import subset
 from ..experiment.own_judge import make_own_comparer
-from ..harness.cells import ProgressFn, ProgressUpdate
 from ..harness.estimates import correlation
+from ..harness.runner import ProgressFn, ProgressUpdate
 from ..harness.study import Row
 
 NUM_OPINIONS: Final = 4

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure as Drawing
 from pandas.api.types import is_numeric_dtype
 
 from ...data.files import write_atomic
-from .plots import remove_drawn, write_png
+from .plots import write_png
 from .report import SIMULATION, Table, render, text_table
 from .stored import MANIFEST, flatten, read_stored
 from .study import Study
@@ -84,7 +84,6 @@ def publish(study: Study, page: Page) -> None:
     notes = [SIMULATION] * page.simulated + [QUICK] * study.quick
     failures = [f"{cell}: FAILED: {' '.join(why.split())}" for cell, why in study.failed.items()]
     study.note(findings=[*page.findings])
-    remove_drawn(study.out)
     figures = [
         Figure(write_png(study.out / f"{name}.png", drawn.drawing), drawn.caption)
         for name, drawn in page.figures.items()
@@ -96,8 +95,9 @@ def publish(study: Study, page: Page) -> None:
         print(f"{page.headings[name]}\n{text_table(table)}\n")
     captions = dict.fromkeys(table.caption for table in shown.values() if table.caption)
     print(*notes, *(text for text in page.findings if text not in notes), *captions, sep="\n")
-    files = ", ".join(["report.html", MANIFEST, *(path.name for path in sorted(study.out.glob("*.csv")))])
-    print(f"Written to {study.out}: {files} and {len(figures)} figures (PNG).", *failures, sep="\n")
+    tables = (path.name for path in sorted(study.out.glob("*.csv")))
+    files = ", ".join(["report.html", MANIFEST, *tables, *(f"{name}.png" for name in page.figures)])
+    print(f"Written to {study.out}: {files}.", *failures, sep="\n")
 
 
 def html(

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from PIL import Image
 
 from ...data.files import write_atomic
 from ...statistics import UNBOUNDED, interval
@@ -33,8 +32,6 @@ LABELLERS = {
 }
 """Treatment, judge or measure -> its place among the colors, by whose labels it is: one in all figures."""
 LABEL_SIZE = 8.0
-SOURCE = "alpacafarm_env"
-"""The mark of the figures that are written here, among a PNG's texts."""
 Array = NDArray[np.float64]
 
 
@@ -97,30 +94,18 @@ def titled(figure: Figure, title: str = "", note: str = "") -> Figure:
     return figure
 
 
-def png(figure: Figure, **metadata: str) -> bytes:
+def png(figure: Figure) -> bytes:
     """The figure as the bytes of a PNG image, equal for equal figures (no date, no version inside)."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None, **metadata})
+    figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
 def write_png(path: Path, figure: Figure) -> bytes:
-    """Writes the figure atomically, marked for `remove_drawn`, and returns its bytes (for a report)."""
-    data = png(figure, Source=SOURCE, Title=path.stem)
+    """Writes the figure atomically, and returns its bytes (for a report)."""
+    data = png(figure)
     write_atomic(path, data)
     return data
-
-
-def remove_drawn(folder: Path) -> None:
-    """Removes the figures that `write_png` has written there; other files stay, and figures copied to other names."""
-    for path in folder.glob("*.png"):
-        try:
-            with Image.open(path) as image:
-                drawn = (image.info.get("Source"), image.info.get("Title")) == (SOURCE, path.stem)
-        except OSError:  # no image, so none of ours
-            continue
-        if drawn:
-            path.unlink()
 
 
 def band(values: Array, bounds: tuple[float, float] = UNBOUNDED) -> tuple[Array, Array, Array]:

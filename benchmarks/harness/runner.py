@@ -6,25 +6,26 @@ a run's numbers do not depend on how many processes there are.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
-from ...errors import CheckpointError
+from ...errors import AlpacaFarmError, CheckpointError, DataError
 from ...terminal import make_bar
-from .cells import Cell as Cell
-from .cells import CellError, Runner, Work, attempt, rows_of
-from .cells import ProgressFn as ProgressFn
-from .cells import ProgressUpdate as ProgressUpdate
 from .stored import is_full
 from .study import Row, Study
 
@@ -32,6 +33,90 @@ if TYPE_CHECKING:
     from ...agents.processes import Processes
 
 _FORMAT = "[{percentage:3.0f}%, {elapsed} passed, {remaining} left{postfix}]"
+RETRIES = 3
+"""Workers that a cell may lose before it has failed: one that takes too much memory would lose all of them."""
+
+
+@dataclass(frozen=True)
+class ProgressUpdate:
+    """Completed units of a running cell, an optional line for the log, and where the cell is, for the bar itself."""
+
+    cell: str
+    done: float
+    text: str = ""
+    state: str = ""
+
+
+class CellError(Exception):
+    """A failure in a cell, as text: errors themselves cannot always travel between processes.
+
+    Attributes:
+        trace: The traceback, of an unexpected error.
+        full: Whether the disk is full, so that no other cell could be stored either.
+    """
+
+    def __init__(self, summary: str, trace: str = "", full: bool = False) -> None:
+        super().__init__(summary, trace, full)
+        self.summary, self.trace, self.full = summary, trace, full
+
+    @classmethod
+    def of(cls, error: Exception) -> CellError:
+        """The text of an error."""
+        if isinstance(error, CellError):
+            return error
+        if isinstance(error, AlpacaFarmError):
+            return cls(str(error), full=is_full(error))
+        return cls(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)), is_full(error))
+
+
+ProgressFn = Callable[[ProgressUpdate], None]
+Work = Callable[[ProgressFn], Sequence[Row]]
+"""The work of a cell: a module's function, or a `functools.partial` of one, so that another process can be sent it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a study: it carries its own settings, so that any process that sees the study's folder can run it.
+
+    Attributes:
+        key: The name it is stored under.
+        work: What it does.
+        weight: Its units of work.
+        cpus, gpus: What it takes of a Ray cluster's; gpus may be a share of one, and are 0 where a cluster has none.
+    """
+
+    key: str
+    work: Work
+    weight: int = 1
+    cpus: float = 1
+    gpus: float = 0
+
+    @classmethod
+    def silent(cls, key: str, work: Callable[[], Sequence[Row]]) -> Self:
+        """A cell whose work reports no progress."""
+        return cls(key, partial(_silent, key, work))
+
+
+def _silent(key: str, work: Callable[[], Sequence[Row]], on_progress: ProgressFn) -> Sequence[Row]:
+    on_progress(ProgressUpdate(key, 0))  # its time is counted from here on
+    return work()
+
+
+def attempt(work: Work, on_progress: ProgressFn) -> list[Row] | CellError:
+    """A cell's rows, or what failed in it, to be sent to the process that stores them."""
+    try:
+        return list(work(on_progress))
+    except Exception as error:  # noqa: BLE001 - the other process reports it
+        return CellError.of(error)
+
+
+def rows_of(answer: list[Row] | CellError) -> list[Row]:
+    """The rows of an `attempt`; raises what failed, a CheckpointError where no other cell could be stored either."""
+    if not isinstance(answer, CellError):
+        return answer
+    if answer.full:
+        raise CheckpointError(f"{answer.summary}. What is stored is kept: make room, and call again.")
+    raise answer
 
 
 def quiet() -> None:
@@ -144,11 +229,9 @@ def run_cells(study: Study, cells: Iterable[Cell], *, processes: int = 1, world:
     return [row for cell in heaviest_first for row in rows.get(cell.key, [])]
 
 
-def _runner(study: Study, processes: int, num_cells: int) -> tuple[Runner | None, int]:
+def _runner(study: Study, processes: int, num_cells: int) -> tuple[OwnProcesses | OnRay | None, int]:
     """Who runs the cells, and how many at a time; None for this process, one after the other."""
     if study.ray is not None:
-        from .on_ray import OnRay
-
         return OnRay(study.ray), num_cells  # the cluster decides how many really run
     return (OwnProcesses(), processes) if processes > 1 else (None, 1)
 
@@ -171,7 +254,7 @@ def _report(study: Study, key: str, error: CellError, progress: Progress) -> Non
     study.write_manifest()
 
 
-def _in_threads(settle: Callable[[Cell], None], cells: Sequence[Cell], num: int, runner: Runner) -> None:
+def _in_threads(settle: Callable[[Cell], None], cells: Sequence[Cell], num: int, runner: OwnProcesses | OnRay) -> None:
     """Settles the cells, `num` at a time: each thread looks after one cell, and stores it at once."""
     with ThreadPoolExecutor(num) as threads:
         futures = [threads.submit(settle, cell) for cell in cells]
@@ -191,7 +274,7 @@ class OwnProcesses:
         self._running: set[BaseProcess] = set()
 
     def run(self, cell: Cell, on_progress: ProgressFn) -> Sequence[Row]:
-        """See `Runner`.
+        """The cell's rows; CellError if it fails, CancelledError if `stop` has ended it.
 
         Each process has its own pipe: a queue that several share has a lock, and a process that is killed while it
         holds the lock would silence all others for good.
@@ -216,7 +299,7 @@ class OwnProcesses:
         return rows_of(message)
 
     def stop(self) -> None:
-        """See `Runner`."""
+        """Ends all cells that run."""
         for process in list(self._running):
             self._running.discard(process)
             process.terminate()
@@ -234,3 +317,68 @@ def _die_with_the_parent() -> None:
     if parent := multiprocessing.parent_process():
         parent.join()
         os._exit(1)
+
+
+class OnRay:
+    """A Ray cluster, whose tasks are the cells: a study outgrows its machine.
+
+    Every node needs the package as the driver has it, and sees the study's folder under the same path. The driver alone
+    stores rows. A task whose worker or node is lost is run again, by Ray.
+
+    Args:
+        address: As of `ray.init`; "" for the one that RAY_ADDRESS names or that runs on this machine, else a new one.
+
+    Raises:
+        DataError: Ray is not installed, or no cluster answers there.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            import ray as installed
+        except ImportError as error:
+            raise DataError(f"--ray: {error}. Install it (pip install 'alpacafarm-env[ray]').") from error
+        ray: Any = installed  # parts of it have no types
+        if not ray.is_initialized():
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that starts here reports to nobody
+            try:
+                ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise DataError(f"--ray {address}: expected the address of a Ray cluster, got {error}") from error
+        self._ray, self._running = ray, set[Any]()
+        self._has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+
+    def run(self, cell: Cell, on_progress: ProgressFn) -> Sequence[Row]:
+        """As `OwnProcesses.run`; progress is of whole cells."""
+        on_progress(ProgressUpdate(cell.key, 0))
+        gpus = cell.gpus if self._has_gpus else 0  # without any it would wait for ever; on CPUs it takes longer
+        task = self._ray.remote(_attempt_there).options(
+            name=cell.key, num_cpus=cell.cpus, num_gpus=gpus, max_retries=RETRIES
+        )
+        answer = task.remote(self._ray.cloudpickle.dumps(cell.work), str(Path.cwd()), sys.path)
+        self._running.add(answer)
+        try:
+            return rows_of(self._ray.get(answer))
+        except self._ray.exceptions.RayError as error:
+            if answer not in self._running:
+                raise CancelledError from None  # it was ended with the command: no failure of the cell
+            raise CellError(f"its workers were lost, {RETRIES + 1} of them: {error}") from None
+        finally:
+            self._running.discard(answer)
+
+    def stop(self) -> None:
+        """Ends all cells that run."""
+        for answer in list(self._running):
+            self._running.discard(answer)
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.cancel(answer, force=True)
+
+
+def _attempt_there(pickled: bytes, folder: str, path: list[str]) -> list[Row] | CellError:
+    """On a node: in the driver's folder, as paths may be relative, and with its modules, one's own among them."""
+    from ray import cloudpickle
+
+    loads: Any = cloudpickle.loads
+    os.chdir(folder)
+    sys.path += [entry for entry in path if entry not in sys.path]
+    work: Work = loads(pickled)
+    return attempt(work, lambda update: None)

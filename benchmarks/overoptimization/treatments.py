@@ -12,16 +12,17 @@ from typing import Annotated, Any, Final, Literal, cast
 import gymnasium as gym
 import numpy as np
 import pydantic
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from pydantic import Field
 
 from ... import sandbox
+from ...arguments import match_name
 from ...cli.options import Count
-from ...errors import UnknownNameError, did_you_mean
+from ...errors import UnknownNameError
 from ...folders import hash_model
 from ...instructions import Instruction, Preference
-from ...oracles import BaselineSubtracted, Ensemble, RewardModel, make_oracle
+from ...oracles import BaselineSubtracted, Ensemble, RewardModel
 from ...oracles.base import NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts, checked
 from ...oracles.judges import Flip
 from ...plugins import find_attribute
@@ -209,24 +210,10 @@ BY_NAME: Final = {treatment.name: treatment for treatment in TREATMENTS}
 
 
 def find_treatment(spec: str) -> Treatment:
-    """A treatment by its name, or by `module:attribute` any `Treatment`, oracle (or its class) or wrapper.
-
-    An oracle scores as it is and needs no labels. A wrapper (a class over batched environments, or a function of one)
-    goes over the reward model of 25 % flips, under its attribute's name. UnknownNameError for anything else.
-    """
+    """A treatment by its name, or any `Treatment` by `module:attribute`; UnknownNameError for anything else."""
     if ":" not in spec:
-        if spec not in BY_NAME:
-            raise did_you_mean("treatment", spec, BY_NAME)
-        return BY_NAME[spec]
-    own, attribute = find_attribute("Treatment", spec), spec.partition(":")[2]
-    if isinstance(own, Treatment):
-        return own
-    if callable(getattr(own, "score", None)):
-        oracle = make_oracle(spec, dataset=sandbox.SANDBOX)
-        return Treatment(attribute, oracle.name, members=0, oracle=oracle)
-    if issubclass(own, VectorWrapper) if isinstance(own, type) else callable(own):
-        return Treatment(attribute, f"25 % flips, {attribute}", flip=0.25, wrap=own)
-    raise UnknownNameError(
-        f"Treatment {spec!r}: expected a Treatment, an oracle (an object with name and score) or a wrapper of batched "
-        f"environments (gymnasium.vector.VectorWrapper; a gymnasium.Wrapper is of one environment), got {own!r}"
-    )
+        return BY_NAME[match_name("treatment", spec, BY_NAME)]
+    own = find_attribute("Treatment", spec)
+    if not isinstance(own, Treatment):
+        raise UnknownNameError(f"Treatment {spec!r}: expected a Treatment, got {type(own).__name__}")
+    return own

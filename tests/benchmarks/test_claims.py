@@ -10,12 +10,12 @@ from written import rows_of
 
 from alpacafarm_env.benchmarks import reward_model_accuracy
 from alpacafarm_env.benchmarks.experiment.engine import run as run_experiment
-from alpacafarm_env.benchmarks.method_ranking import plan as method_ranking
-from alpacafarm_env.benchmarks.method_ranking.plan import MethodRankingOptions
+from alpacafarm_env.benchmarks.method_ranking import __main__ as method_ranking
+from alpacafarm_env.benchmarks.method_ranking.__main__ import MethodRankingOptions
 from alpacafarm_env.benchmarks.methods.methods import METHODS
-from alpacafarm_env.benchmarks.win_rate_curve import plan as win_rate_curve
+from alpacafarm_env.benchmarks.win_rate_curve import __main__ as win_rate_curve
+from alpacafarm_env.benchmarks.win_rate_curve.__main__ import WinRateCurveOptions, make_plans
 from alpacafarm_env.benchmarks.win_rate_curve.page import Choice, choose, compare, curves_of
-from alpacafarm_env.benchmarks.win_rate_curve.plan import WinRateCurveOptions, make_plans
 
 
 def assert_ppo_beats_sft(found, choice):

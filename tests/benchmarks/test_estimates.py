@@ -14,7 +14,6 @@ from alpacafarm_env.benchmarks.harness.estimates import (
     drop,
     holm,
     other_peaks,
-    percentiles,
     resampled,
     sampled_methods,
 )
@@ -44,17 +43,6 @@ def test_a_peak_is_chosen_on_the_other_seeds():
     assert drop(gold).tolist() == [0.0, -1.0, -1.0]
 
 
-@pytest.mark.parametrize("kind", ["independent", "walk"])
-@pytest.mark.parametrize("shape", ["flat", "saturating", "rising"])
-def test_noise_rarely_passes_for_a_drop(shape, kind):
-    x = np.linspace(0, 4, 12)
-    shapes = {"flat": 0 * x, "saturating": 3 * (1 - np.exp(-x)), "rising": 3 * x}
-    noise = np.random.default_rng([5, 12]).normal(size=(1500, 5, 12))
-    studies = shapes[shape] + (noise.cumsum(axis=2) if kind == "walk" else noise)
-    nominal, rate = stats.t.sf(2, 4), np.mean([Estimate.of(drop(gold)).low > 0 for gold in studies])
-    assert rate <= nominal + 2 * math.sqrt(nominal / 1500)
-
-
 def test_holm_keeps_what_is_clear_among_all():
     """p of the t-tests of means 1, 2, 3 and 4 standard errors, 9 degrees of freedom: .343, .077, .015, .003."""
     unit = np.arange(10.0) - 4.5
@@ -82,12 +70,6 @@ def test_a_constant_has_no_correlation(figure):
     assert np.isnan(correlations(figure, x, y)).tolist() == [True, False]
 
 
-def test_percentiles_leave_nan_out():
-    values = np.array([*range(101), math.nan])
-    assert percentiles(values) == [2.5, 97.5]
-    assert np.isnan(percentiles(values[-1:], (1, 2, 3))).tolist() == [True] * 3
-
-
 def test_resamples_are_means_of_drawn_seeds_on_drawn_instructions():
     credits = np.random.default_rng(1).random((2, 30))
     credits[0, 3] = np.nan
@@ -98,18 +80,6 @@ def test_resamples_are_means_of_drawn_seeds_on_drawn_instructions():
         for chosen, drawn in zip(seeds, instructions, strict=True)
     ]
     assert resampled({"m": list(credits)}, seed=5, num=40)["m"] == pytest.approx(expected)
-
-
-def test_methods_share_drawn_instructions_but_not_seeds():
-    one = (np.random.default_rng(2).random(400) < 0.5).astype(float)
-    rates = resampled({"a": [one] * 3, "b": [one] * 3}, seed=0)
-    assert rates["a"] == pytest.approx(rates["b"])  # equal seeds: only instructions vary, and they are the same
-    assert rates["a"].std() == pytest.approx(100 * one.std() / math.sqrt(400), rel=0.1)
-    seeds = [np.full(400, level) for level in (0.0, 0.5, 1.0)]
-    rates = resampled({"a": seeds, "b": seeds}, seed=0)  # only seeds vary, each method's by themselves
-    assert abs(np.corrcoef(rates["a"], rates["b"])[0, 1]) < 0.1
-    # A method without feedback gets the same draw in both rankings.
-    assert rates["b"].tolist() == resampled({"b": seeds}, seed=0)["b"].tolist()
 
 
 def test_intervals_are_percentiles_of_resampled_coefficients():

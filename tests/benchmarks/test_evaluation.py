@@ -12,7 +12,7 @@ from written import rows_of
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks.experiment.evaluation import SCORES, evaluate, judges_of, missing_at, subset
 from alpacafarm_env.benchmarks.experiment.own_judge import judge_content, judge_settings, make_own_judge
-from alpacafarm_env.benchmarks.win_rate_curve.plan import WinRateCurveOptions, run
+from alpacafarm_env.benchmarks.win_rate_curve.__main__ import WinRateCurveOptions, run
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import AlpacaFarmError, CheckpointError, DataError
 from alpacafarm_env.folders import hash_model

@@ -11,11 +11,10 @@ from written import rows_of
 
 from alpacafarm_env.benchmarks.harness import sources
 from alpacafarm_env.benchmarks.harness.stored import cell_file
+from alpacafarm_env.benchmarks.overoptimization import __main__ as overoptimization
 from alpacafarm_env.benchmarks.overoptimization import page as overoptimization_page
-from alpacafarm_env.benchmarks.overoptimization import plan as overoptimization
-from alpacafarm_env.benchmarks.overoptimization import runs as overoptimization_runs
+from alpacafarm_env.benchmarks.overoptimization.__main__ import OveroptimizationOptions, make_plans
 from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS
-from alpacafarm_env.benchmarks.overoptimization.plan import OveroptimizationOptions, make_plans
 from alpacafarm_env.benchmarks.overoptimization.runs import Sizes
 from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
@@ -43,18 +42,6 @@ class Negated(VectorWrapper):
 
 TREATMENT = Treatment("short_answers", "25 % flips, long answers cost", flip=0.25, wrap=ShortAnswers)
 '''
-LENGTHS = """from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
-
-
-class Lengths:
-    name = "lengths"
-
-    def score(self, instructions, responses):
-        return [float(len(text)) for text in responses]
-
-
-TREATMENT = Treatment("NAME", "Long", members=0, oracle=Lengths())
-"""
 
 
 @pytest.fixture
@@ -126,52 +113,6 @@ def test_a_treatment_that_is_edited_is_run_anew(tmp_path, own, monkeypatch):
     assert len(list((out / "cells").glob("reward-model*"))) == 1
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_an_edit_while_the_study_runs_is_never_mixed_in(tmp_path, monkeypatch, capsys):
-    """The cells that begin after it, in processes of their own, are refused; the others go on."""
-    out, run_cells = tmp_path / "out", overoptimization.run_cells
-    for name in ("steady", "edited"):
-        (tmp_path / f"{name}_of_mine.py").write_text(LENGTHS.replace("NAME", name))
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def edit_meanwhile(*args, **options):
-        (tmp_path / "edited_of_mine.py").write_text(
-            LENGTHS.replace("NAME", "edited").replace("len(text)", "-len(text)")
-        )
-        return run_cells(*args, **options)
-
-    out.mkdir()
-    (out / "manifest.json").write_text(json.dumps({"name": "overoptimization"}))
-    for name in ("reward_models.csv", "report.html"):
-        (out / name).write_text("of an earlier call")
-    options = options_of(
-        out, "edited_of_mine:TREATMENT", "steady_of_mine:TREATMENT", methods=("best_of_n",), processes=2
-    )
-    with monkeypatch.context() as context:
-        context.setattr(overoptimization, "run_cells", edit_meanwhile)
-        assert overoptimization.run(options) == 1
-    assert "edited_of_mine:TREATMENT was edited after the study began" in capsys.readouterr().err
-    assert {row["treatment"] for row in rows_of(out)} == {"steady"}
-    assert not list((out / "runs").glob("edited*"))
-    assert rows_of(out, "reward_models.csv") == []
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_a_wrapper_decides_what_is_trained_on_and_what_is_measured(tmp_path, own):
-    out, negated = tmp_path / "out", own.replace("TREATMENT", "Negated")
-    assert overoptimization.run(options_of(out, "ann", negated)) == 0
-    proxies = {
-        (row["treatment"], row["method"]): float(row["proxy"])
-        for row in rows_of(out)
-        if row["step"] == "0" or row["n"] == "1"
-    }
-    for method in ("ppo", "best_of_n"):  # of the same responses
-        assert proxies["Negated", method] == pytest.approx(-proxies["ann", method], abs=1e-5) != 0
-    runs = sorted((out / "runs").glob("*-ppo-seed-0"))
-    first = [json.loads((run / "metrics.jsonl").read_text().splitlines()[0]) for run in runs]
-    assert first[0]["score/mean"] == pytest.approx(-first[1]["score/mean"], abs=1e-5) != 0
-
-
 def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys, monkeypatch):
     def fail(plan, tell):
         raise RuntimeError("out of luck")
@@ -209,14 +150,6 @@ def test_calls_for_some_methods_and_treatments_add_up_to_one_table(tmp_path):
     runs = make_plans(options_of(tmp_path, "ann", methods=("best_of_n",), seeds=2))
     cells = [(run.treated.name, run.agent, run.seed) for run in runs]
     assert cells == [("ann", "best_of_n", 0), ("ann", "best_of_n", 1), ("none", "quark", 0)]
-
-
-def test_a_treatment_whose_fields_change_is_another_cell(tmp_path, monkeypatch):
-    (before,) = make_plans(options_of(tmp_path, "ann", methods=("ppo",)))
-    find = overoptimization_runs.find_treatment
-    monkeypatch.setattr(overoptimization_runs, "find_treatment", lambda spec: replace(find(spec), flip=0.2))
-    (now,) = make_plans(options_of(tmp_path, "ann", methods=("ppo",)))
-    assert now.cell != before.cell
 
 
 def test_quick_changes_the_defaults_that_are_not_given():

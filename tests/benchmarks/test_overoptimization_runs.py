@@ -20,8 +20,11 @@ from alpacafarm_env.benchmarks.experiment import engine, reward_models
 from alpacafarm_env.benchmarks.experiment.engine import read_evaluation
 from alpacafarm_env.benchmarks.experiment.engine import run as run_experiment
 from alpacafarm_env.benchmarks.experiment.reward_models import sample
+from alpacafarm_env.benchmarks.overoptimization.__main__ import table_row
 from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS
-from alpacafarm_env.benchmarks.overoptimization.best_of_n import (
+from alpacafarm_env.benchmarks.overoptimization.runs import (
+    Sizes,
+    TreatmentRun,
     best_rows,
     choose,
     read_samples,
@@ -29,8 +32,6 @@ from alpacafarm_env.benchmarks.overoptimization.best_of_n import (
     run_samples,
     samples_folder,
 )
-from alpacafarm_env.benchmarks.overoptimization.plan import table_row
-from alpacafarm_env.benchmarks.overoptimization.runs import Sizes, TreatmentRun
 from alpacafarm_env.benchmarks.overoptimization.runs import reward_model as reward_model_of
 from alpacafarm_env.benchmarks.overoptimization.treatments import Labels
 from alpacafarm_env.errors import CheckpointError, DataError
@@ -251,14 +252,6 @@ def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own)
     assert choose(samples.index, np.full(len(samples.responses), np.nan)).tolist() == samples.index[:, 0].tolist()
 
 
-def test_a_proxy_that_says_nothing_is_a_failed_cell_and_no_broken_report(tmp_path, own):
-    run_samples(samples_of(tmp_path), silent)
-    with pytest.raises(
-        DataError, match="silent .*, best_of_n, seed 0, place 1: expected a proxy of one response at least"
-    ):
-        run(best_of_n(tmp_path, "own_rewards_of_runs:SILENT"))
-
-
 def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_path, own):
     plans = [ppo(tmp_path, name) for name in own]
     rows = [run(plan) for plan in plans]
@@ -277,7 +270,13 @@ def test_ppo_starts_at_a_kl_of_0_with_the_same_answers_for_all_treatments(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("method", "treatment"), [("ppo", "uwo_3"), ("quark", "ann"), ("expert_iteration", "ann"), ("dpo", "ann")]
+    ("method", "treatment"),
+    [
+        ("ppo", "uwo_3"),
+        ("expert_iteration", "ann"),
+        pytest.param("quark", "ann", marks=pytest.mark.slow),
+        pytest.param("dpo", "ann", marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_method_ends_with_the_same_bytes(tmp_path, monkeypatch, method, treatment):
     sizes = replace(TINY, steps=(0, 1, 12)) if method == "expert_iteration" else TINY  # two rounds
@@ -348,5 +347,7 @@ def test_other_settings_and_missing_reward_models_are_told(tmp_path, own):
         run(best_of_n(tmp_path, own[0]))
     run_samples(samples_of(tmp_path), silent)
     run(best_of_n(tmp_path, own[0]))
+    with pytest.raises(DataError, match="silent .*, best_of_n, seed 0, place 1"):
+        run(best_of_n(tmp_path, "own_rewards_of_runs:SILENT"))
     with pytest.raises(CheckpointError, match="made with other settings"):
         run(best_of_n(tmp_path, own[0], replace(TINY, num_val=5)))

@@ -1,6 +1,4 @@
-"""Treatments of the over-optimization study: data, names, rewards, and wrappers and oracles of one's own."""
-
-import importlib
+"""Treatments of the over-optimization study: data, names, rewards, and wrappers of one's own."""
 
 import numpy as np
 import pytest
@@ -22,21 +20,12 @@ from alpacafarm_env.oracles.base import Verdicts, judge
 EVAL = sandbox.SANDBOX.instructions("eval")[:7]
 TEXTS = ["Yes.", "A long answer. " * 9, "No.", "- a\n- b", "Blue.", "", "It is 4."]
 SHIPPED, NO_MODELS = (sandbox.REWARD_MODEL,), ()
-OWN = """import numpy as np
-from gymnasium.vector import VectorWrapper
+OWN = """from gymnasium.vector import VectorWrapper
 from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
 class Halved(VectorWrapper):
     def step(self, actions):
         observations, rewards, *rest = self.env.step(actions)
         return observations, rewards / 2, *rest
-def halve(env):
-    return Halved(env)
-class Short:
-    name = "short"
-    def score(self, instructions, responses):
-        return -np.array([len(text) for text in responses], float)
-SHORT = Short()
-class Nothing: pass
 TREATMENT = Treatment("mine", "Mine", flip=0.25, wrap=Halved)
 NUMBER = 4
 """
@@ -44,7 +33,7 @@ NUMBER = 4
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The name of a module with a treatment, a wrapper and an oracle of one's own."""
+    """The name of a module with a treatment of one's own."""
     name = f"own_treatments_{abs(hash(str(tmp_path)))}"
     (tmp_path / f"{name}.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -121,7 +110,7 @@ def test_a_wrapper_decides_in_training_and_in_scoring(own):
     np.testing.assert_array_equal(bare_scores, model.score(EVAL, TEXTS))
 
 
-@pytest.mark.parametrize("slots", [1, 3, 7, 100])
+@pytest.mark.parametrize("slots", [3, 100])
 def test_stepping_scores_each_response_to_its_own_instruction(slots, monkeypatch):
     monkeypatch.setattr(overoptimization_treatments, "SLOTS", slots)
     treatment, sizes = Treatment("x", "X", members=0, oracle=TwoMinds(), wrap=VectorWrapper), []
@@ -141,25 +130,13 @@ def test_stepping_scores_each_response_to_its_own_instruction(slots, monkeypatch
     )
 
 
-def test_own_oracles_and_wrappers_are_found_by_module_and_attribute(own):
-    module = importlib.import_module(own)
-    assert find_treatment(f"{own}:TREATMENT") is module.TREATMENT
-    for name in ("Halved", "halve"):
-        found, labels = find_treatment(f"{own}:{name}"), find_treatment("ann").labels(2_000)
-        assert (found.name, found.labels(2_000), found.wrap) == (name, labels, getattr(module, name))
-    oracle = find_treatment(f"{own}:SHORT")
-    assert (oracle.name, oracle.members) == ("SHORT", 0)
-    assert oracle.proxy(NO_MODELS).score(EVAL, TEXTS).tolist() == [-len(text) for text in TEXTS]
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("an", "Did you mean 'ann'"),
+        ("an", "'ann'"),
         ("no_such_module:X", "expected module:attribute that can be imported"),
         ("{own}:nothing", "AttributeError"),
-        ("{own}:NUMBER", "expected a Treatment, an oracle .* got 4"),
-        ("{own}:Nothing", "expected a Treatment, an oracle .* got <class"),
+        ("{own}:NUMBER", "expected a Treatment, got int"),
     ],
 )
 def test_what_is_no_treatment_is_told(own, name, expected):

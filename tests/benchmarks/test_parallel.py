@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import alpacafarm_env
-from alpacafarm_env.benchmarks.harness.runner import Cell, Progress, ProgressUpdate, clock_text, run_cells
+from alpacafarm_env.benchmarks.harness.runner import Cell, Progress, ProgressUpdate, run_cells
 from alpacafarm_env.benchmarks.harness.study import Study
 
 
@@ -51,16 +51,6 @@ def test_rows_of_all_cells_in_their_order(tmp_path, capsys, processes):
     told = capsys.readouterr().err
     assert all(f"{cell} at {length}" in told for cell, length in lengths.items())
     assert "[100%" in told
-
-
-def test_stored_cells_count_before_the_first_begins(tmp_path, capsys):
-    study = Study(tmp_path, "s", {})
-    run_cells(study, work(small=10))
-    capsys.readouterr()
-    begun = Cell("large", lambda tell: tell(ProgressUpdate("large", 0, "large begins")) or [], 30)
-    run_cells(study, [begun, *work(small=10)])
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if "large begins" in line)
-    assert line.startswith("[ 25%, 00:00 passed")
 
 
 def test_a_killed_cell_silences_no_other(tmp_path, capsys):
@@ -133,8 +123,3 @@ def test_earlier_calls_do_not_count_as_speed(capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert "[ 93%, 00:04 passed, 00:04 left] almost" in lines
     assert not any("\r" in line for line in lines)  # no terminal
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (75, "1:15"), (3661, "1:01:01")])
-def test_clock(seconds, text):
-    assert clock_text(seconds) == text

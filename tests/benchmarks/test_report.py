@@ -3,19 +3,25 @@
 import base64
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from matplotlib.figure import Figure as Drawing
 
 from alpacafarm_env.benchmarks.harness.page import MOST_SENTENCES, Drawn, Figure, Page, html, publish
+from alpacafarm_env.benchmarks.harness.plots import (
+    Curve,
+    Panel,
+    band,
+    draw,
+    looks,
+)
 from alpacafarm_env.benchmarks.harness.report import SIMULATION, Table, number
 from alpacafarm_env.benchmarks.harness.study import Study
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 EVIL = '<script src="http://example.org/x.js">alert(1)</script> & "quotes" \'single\''
-VOID = {"meta", "img", "br"}
 MANIFEST = {
     "config": {"sizes": {"num": 2000}},
     "seeds": [0, 1],
@@ -28,38 +34,15 @@ def html_of(page, *figures, **texts):
     return html(page, figures, MANIFEST, **texts)
 
 
-class Outline(HTMLParser):
-    """Collects tags, attributes and text, and checks that tags are balanced."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open, self.tags, self.text, self.attributes = [], [], [], []
-        self.feed(page)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
 def test_everything_is_escaped():
     table = Table((EVIL, "n"), [("<b>bold</b>", "1"), ("line one\nline two", "2")], caption=EVIL, title=EVIL)
     page = Page(EVIL, {"table": table}, [EVIL], method=[EVIL])
-    outline = Outline(html_of(page, Figure(PNG, EVIL), notes=[EVIL + "."], failures=[EVIL]))
-    assert {"script", "b", "link", "iframe"}.isdisjoint(outline.tags)
-    assert outline.text.count(EVIL) == 9  # title, h1, h2, th, two captions, finding, method, failure
-    assert "<b>bold</b>" in outline.text
-    assert "line one\nline two" in outline.text
-    (image,) = [attributes for tag, attributes in outline.attributes if tag == "img"]
-    assert image["alt"] == EVIL
+    text = html_of(page, Figure(PNG, EVIL), notes=[EVIL + "."], failures=[EVIL])
+    assert not re.search("<script|<b>|<link|<iframe", text)
+    # Note, title, h1, h2, th, two captions, alt, finding, method, failure.
+    assert text.count(escape(EVIL)) == 11
+    assert "&lt;b&gt;bold&lt;/b&gt;" in text
+    assert "line one\nline two" in text
 
 
 def test_figures_are_embedded_and_nothing_is_fetched():
@@ -83,15 +66,6 @@ def test_the_answer_comes_first():
     assert MOST_SENTENCES == 5
 
 
-def test_columns_of_numbers_are_right_aligned():
-    table = Table(
-        ("name", "value", "empty"),
-        [("7 dwarfs and a great deal more text about them", "1.5 [1, 2]", ""), ("x", "–", "")],
-    )
-    page = html_of(Page("t", {"h": table}, [])).partition("<details>")[0]
-    assert re.findall(r"<(?:td|th)( class=\"number\")?>", page) == ["", ' class="number"', ""] * 3
-
-
 def drawn(width):
     figure = Drawing(figsize=(width, 4))
     figure.subplots().plot([1, 2])
@@ -111,7 +85,8 @@ def test_a_study_publishes_figures_page_and_findings(tmp_path, capsys):
         publish(study, Page("Title", tables, told, figures, printed=("one",)))
     printed, shown = capsys.readouterr().out, (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "lone ? surrogate, 日本 🙂" in shown
-    assert [path.name for path in tmp_path.glob("*.png")] == ["new.png"]
+    assert (tmp_path / "new.png").exists()
+    assert "new.png" in printed
     assert json.loads((tmp_path / "manifest.json").read_text())["facts"]["findings"] == told
     for text in (printed, shown):
         assert text.count(SIMULATION) == 1
@@ -128,3 +103,47 @@ def test_numbers_are_rounded_alike_whatever_they_are_of(kind):
 def test_a_ragged_table_is_refused():
     with pytest.raises(ValueError, match="row 1: expected 2 cells"):
         Table(("a", "b"), [("1", "2"), ("1",)])
+
+
+STEPS = np.array([0.0, 5.0, 10.0])
+VALUES = np.array([[1.0, 4.0, 0.0], [2.0, 4.0, 1.0], [3.0, 4.0, 5.0]])
+
+
+def panel(values=VALUES, **options):
+    return Panel("PPO step", "win rate (%)", [Curve("simulated", STEPS, values)], **options)
+
+
+def test_band_is_the_t_interval_over_seeds():
+    mean, low, high = band(VALUES)
+    # t(0.975, 2) = 4.302653; sd(1, 2, 3) = 1, over sqrt(3).
+    assert mean.tolist() == [2, 4, 2]
+    assert low[0] == pytest.approx(2 - 4.302653 / np.sqrt(3), abs=1e-6)
+    assert high[0] == pytest.approx(2 + 4.302653 / np.sqrt(3), abs=1e-6)
+    assert low[1] == high[1] == 4
+
+
+def test_labels_have_one_color_whatever_is_beside_them():
+    noisy, clean, mine = looks(["ann", "none", "mine"])
+    assert looks(["mine", "none", "gpt4", "ann"])[1::2] == [clean, noisy]
+    assert looks(["sim_ann"]) == looks(["reward_model"]) == looks(["simulated"]) == [noisy]  # whose labels they are
+    assert len({noisy, clean, mine}) == 3
+    assert len(looks(map(str, range(20)))) == 20  # of one's own, more than there are colors
+
+
+def test_axes_carry_labels_marks_and_level():
+    figure = draw([panel(level=50.0, marks=(5.0, 5.0, 10.0))], "Title", "n = 9")
+    (axis,) = figure.axes
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("PPO step", "win rate (%)")
+    assert axis.get_legend_handles_labels()[1] == ["simulated"]
+    assert figure.get_suptitle() == "Title"
+    assert figure.get_supxlabel() == "n = 9"
+    bold = next(line for line in axis.lines if line.get_label() == "simulated")
+    assert bold.get_ydata().tolist() == [2, 4, 2]
+    assert len(axis.collections) == 1
+    assert len(axis.lines) == 3 + 1 + 1 + 2  # seeds, mean, level, marks
+
+
+def test_a_measure_without_values_is_missing():
+    (axis,) = draw([panel(np.full((2, 3), np.nan))], "t").axes
+    assert axis.get_title() == "no value at this level: simulated"
+    assert not axis.lines

@@ -8,17 +8,12 @@ import numpy as np
 import pytest
 
 from alpacafarm_env.benchmarks import reward_model_accuracy
-from alpacafarm_env.benchmarks.experiment.reward_models import against_gold, fresh_instructions, hits, reliability
+from alpacafarm_env.benchmarks.experiment.reward_models import against_gold, fresh_instructions, reliability
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
-from alpacafarm_env.benchmarks.reward_model_accuracy import COLUMNS, TRAINED_ON, AccuracyOptions, main
+from alpacafarm_env.benchmarks.reward_model_accuracy import COLUMNS, TRAINED_ON, main
 from alpacafarm_env.sandbox import tasks
 from alpacafarm_env.sandbox.dataset import ASSETS, Sandbox
 from alpacafarm_env.statistics import wilson
-
-
-def test_hits_count_ties_half():
-    chance, label = np.array([0.9, 0.2, 0.5, 0.6, 0.4]), np.array([1.0, 1.0, 0.0, 0.5, 0.0])
-    assert hits(chance, label).tolist() == [1, 0, 0.5, 0.5, 1]
 
 
 def test_accuracy_against_gold_by_quartile():
@@ -61,11 +56,6 @@ def test_pooling_weighs_draws_by_their_pairs():
     (row,) = reward_model_accuracy.pooled(frame_of([{"seed": 0, **few[0]}, {"seed": 1, **many[0]}])).itertuples()
     assert (row.subset, row.accuracy, row.n, row.mean_gold_gap) == ("all", 25, 32, 1.75)
     assert (row.low, row.high) == tuple(100 * bound for bound in wilson(8, 32))
-
-
-def test_too_few_pairs_are_refused():
-    with pytest.raises(ValueError, match="--num: expected .* 8, got 7"):
-        AccuracyOptions(num=7)
 
 
 def test_fresh_instructions_stand_in_no_split_and_are_readable():

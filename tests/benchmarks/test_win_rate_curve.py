@@ -1,21 +1,28 @@
-"""The main job end to end on a user's own data with tiny random models: files, resume, common random numbers."""
+"""The win-rate curve: the command on a user's own data with tiny random models, and its page by hand."""
 
 import json
 import math
-import shutil
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from written import rows_of
 
 from alpacafarm_env.agents import PPOConfig, evaluation
-from alpacafarm_env.benchmarks.experiment import engine
-from alpacafarm_env.benchmarks.experiment.engine import Experiment
+from alpacafarm_env.benchmarks.experiment.engine import Experiment, write_evaluation
 from alpacafarm_env.benchmarks.harness.study import run_command
 from alpacafarm_env.benchmarks.methods import job, presets
-from alpacafarm_env.benchmarks.win_rate_curve.plan import WinRateCurveOptions, make_plans, run
+from alpacafarm_env.benchmarks.methods.job import Job
+from alpacafarm_env.benchmarks.win_rate_curve import page
+from alpacafarm_env.benchmarks.win_rate_curve.__main__ import WinRateCurveOptions, make_plans, run
+from alpacafarm_env.benchmarks.win_rate_curve.page import (
+    Choice,
+    after_peak,
+    choose,
+    compare,
+    curves_of,
+)
 from alpacafarm_env.errors import CheckpointError, DataError
 
 COLUMNS = ["seed", "step", "proxy", "gold", "win_rate_simulated", "win_rate_human", "kl", "length", "finished"]
@@ -52,6 +59,7 @@ def test_the_whole_command(options, capsys, monkeypatch):
     assert all(abs(float(row["kl"])) > 1e-3 for row in table if row["step"] == "3")
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["complete"]
+    assert set(manifest["contents"]) == {"--dataset", "--policy", "--reward-model"}
     assert manifest["facts"]["level"] == "live"
     assert set(manifest["facts"]["chosen_steps"]) == {"0", "1"}
     page = (out / "report.html").read_text(encoding="utf-8")
@@ -68,32 +76,6 @@ def test_the_whole_command(options, capsys, monkeypatch):
     before = (out / "table.csv").read_bytes()
     assert run(options) == 0
     assert (out / "table.csv").read_bytes() == before
-
-
-def test_no_table_is_over_two_policies_reward_models_or_data(options, tmp_path, capsys):
-    sources = ("policy", "reward_model", "data")
-    mine = {name: shutil.copytree(getattr(options, name), tmp_path / name) for name in sources}
-    first = replace(options, seeds=1, steps=1, **{name: str(path) for name, path in mine.items()})
-    assert run(first) == 0
-    table = (first.out / "table.csv").read_bytes()
-    for source, name in (("policy", "model.safetensors"), ("reward_model", "model.safetensors"), ("data", "eval.json")):
-        file = mine[source] / name
-        before = file.read_bytes()
-        if name == "eval.json":
-            file.write_bytes(before.replace(b" 1", b" one"))
-        else:
-            weights = {key: value * 1.5 for key, value in load_file(file).items()}
-            save_file(weights, file, metadata={"format": "pt"})
-        option = {"data": "dataset"}.get(source, source).replace("_", "-")
-        with pytest.raises(CheckpointError, match=f"{name} of --{option}"):
-            run(replace(first, seeds=2))
-        file.write_bytes(before)
-    assert (first.out / "table.csv").read_bytes() == table
-    # What it was made from is still the same study, wherever it lies.
-    capsys.readouterr()
-    assert run(replace(options, seeds=2, steps=1)) == 0
-    assert "seed 0, step 1" not in capsys.readouterr().err
-    assert [row["seed"] for row in rows_of(first.out)] == ["0", "0", "1", "1"]
 
 
 def test_a_folder_has_one_setting_and_the_instructions_there_are(options):
@@ -113,41 +95,6 @@ def test_a_damaged_evaluation_is_named(options):
         file.unlink() if content is None else file.write_text(content, encoding="utf-8")
         with pytest.raises(CheckpointError, match=r"step-00001\.json.*remove .*seed-0"):
             run(options)
-
-
-def test_an_interrupted_seed_continues_with_the_same_bytes(options, tmp_path, monkeypatch):
-    plan, whole, told = make_plans(options)[0], tmp_path / "whole", []
-    rows = engine.run(plan, told.append)
-    plan.folder.rename(whole)
-    write = engine.write_evaluation
-
-    def stop(plan, place, *content):
-        if place == 2:  # its checkpoint is on disk already, its evaluation is not
-            raise KeyboardInterrupt
-        write(plan, place, *content)
-
-    with monkeypatch.context() as context:
-        context.setattr(engine, "write_evaluation", stop)
-        with pytest.raises(KeyboardInterrupt):
-            engine.run(plan, told.append)
-    again = engine.run(plan, told.append)
-    assert [{**row, "seconds": 0} for row in again] == [{**row, "seconds": 0} for row in rows]
-    for path in sorted((whole / "evaluations").iterdir()):
-        assert (plan.folder / "evaluations" / path.name).read_bytes() == path.read_bytes()
-    with pytest.raises(CheckpointError, match="num_eval|splits"):
-        engine.run(replace(plan, splits=(("val", 4), ("eval", 3))), told.append)
-
-
-def test_evaluations_of_a_seed_share_their_random_numbers(options):
-    plan = make_plans(options)[0]
-    policy, instructions = plan.policy(), plan.data.instructions("eval")
-
-    def texts(seed, split):
-        return evaluation.answer(policy, instructions, seed=seed, split=split, temperature=0.7).texts
-
-    assert texts(0, "eval") == texts(0, "eval")
-    assert texts(0, "eval") != texts(1, "eval")
-    assert texts(0, "eval") != texts(0, "val")
 
 
 def test_kl_is_of_the_tempered_distributions(options):
@@ -213,3 +160,98 @@ def test_own_data_needs_own_models(own_data):
         make_plans(WinRateCurveOptions(data=str(own_data), policy="p"))
     with pytest.raises(ValueError, match="--policy"):
         WinRateCurveOptions(template="alpaca")
+
+
+STEPS = (0, 5, 10)
+
+
+def rows(simulated, **others):
+    """Rows of every seed and step; each measure is given as one list a seed, the others are 1."""
+    measures = {"win_rate_simulated": simulated, **others}
+    filled = dict.fromkeys(("proxy", "gold", "win_rate_human", "kl", "length", "finished"), 1.0)
+    return [
+        {"seed": seed, "step": step, **filled, **{name: table[seed][column] for name, table in measures.items()}}
+        for seed in range(len(simulated))
+        for column, step in enumerate(STEPS)
+    ]
+
+
+def test_the_step_is_the_best_on_val_the_earliest_of_equals_and_never_sft():
+    choice = choose(curves_of(rows([[99.0, 50.0, 40.0], [10.0, 45.0, 45.0], [0.0, 1.0, 2.0]])))
+    assert choice == Choice({0: 5, 1: 5, 2: 10}, "win_rate_simulated")
+
+
+def test_comparison_is_paired_by_seed():
+    curves = curves_of(rows([[40.0, 50.0, 45.0], [30.0, 44.0, 41.0], [50.0, 52.0, 62.0]]))
+    row = compare(curves, Choice({0: 5, 1: 5, 2: 10}, "win_rate_simulated"))["win_rate_simulated"]
+    # Differences 10, 14, 12: mean 12, sd 2, standard error 2 / sqrt(3).
+    assert tuple(row[name].mean for name in ("sft", "chosen", "last")) == pytest.approx((40, 156 / 3, 148 / 3))
+    assert row["difference"].mean == pytest.approx(12)
+    assert row["difference"].standard_error == pytest.approx(2 / math.sqrt(3))
+
+
+def test_a_seed_without_a_value_leaves_no_mean_of_the_others():
+    human = [[1.0, 2.0, 3.0], [1.0, None, 3.0]]
+    curves = curves_of(rows([[40.0, 50.0, 45.0], [30.0, 44.0, 41.0]], win_rate_human=human))
+    row = compare(curves, choose(curves))["win_rate_human"]
+    assert math.isnan(row["chosen"].mean)
+    assert math.isnan(row["difference"].mean)
+    assert (row["sft"].mean, row["chosen"].num) == (1, 0)
+
+
+def test_a_fall_of_gold_before_the_chosen_step_is_told():
+    wins = [[40.0, 50.0, 60.0 + seed] for seed in range(3)]
+    falling = [[4.0, 5.0, 4.5 + 0.01 * seed] for seed in range(3)]
+    for gold, falls in ((falling, True), ([[*row[:2], 6.0] for row in falling], False)):
+        curves = curves_of(rows(wins, gold=gold))
+        assert (after_peak(curves, choose(curves))["fall"].low > 0) is falls
+    fallen = after_peak(curves_of(rows(wins, gold=falling)), choose(curves))
+    assert (fallen["truth"], fallen["step"]) == ("gold", 5)
+    assert [fallen[name].mean for name in ("fall", "lost", "won")] == pytest.approx([0.49, 0.49, 11.0])
+    one = curves_of(rows(wins[:1], gold=falling[:1]))
+    assert after_peak(one, choose(one)) is None
+
+
+def test_the_tables_name_units_seeds_and_steps():
+    curves = curves_of(rows([[40.0, 50.0, 45.0], [30.0, 44.0, 41.0]], length=[[100.0, 230.0, 250.0]] * 2))
+    choice = choose(curves)
+    cells = {row[0]: tuple(row[1:]) for row in page.summary_table(compare(curves, choice), "").rows}
+    means = ("35.0 [3.2, 89.8]", "47.0 [16.1, 80.4]", "43.0 [21.1, 68.0]")
+    assert cells["win rate by p_sim^eval"] == ("%", *means, "+12.0", "2.00", "2")
+    assert cells["length"][-3] == "+130"
+    table = page.seeds_table(curves, curves, choice)
+    assert table.header[:3] == ("seed", "chosen step", "val: win rate by p_sim^eval")
+    assert [tuple(row[:3]) for row in table.rows] == [("0", "5", "50.0"), ("1", "5", "44.0")]
+
+
+@pytest.fixture
+def plan(tmp_path, tiny_dataset, monkeypatch):
+    """A finished run of twelve responses at steps 0 and 4, the last of them cut."""
+    monkeypatch.setattr(Job, "data", tiny_dataset)
+    splits = ("val", 1), ("eval", 12)
+    plan = Experiment(cell="seed 3", agent="ppo", out=tmp_path, seed=3, places=(0, 4), splits=splits)
+    for step in plan.places:
+        scores = {"proxy": step / 8, "gold": 1.0 - step, "win_rate_simulated": 0.25, "win_rate_human": None}
+        values = {name: [value] * 12 for name, value in scores.items()}
+        values["instructions"] = list(map(str, tiny_dataset.instructions("eval")))
+        values |= {"responses": [f"at {step}" + "!" * step] * 12, "finished": [1.0] * 11 + [0.0]}
+        val = {"instructions": [""], "responses": [""], "proxy": [1.0], "win_rate_human": [1.0]}
+        write_evaluation(plan, step, [], {"val": val, "eval": values})
+    return plan
+
+
+def test_samples_are_the_same_instructions_with_scores_and_reference(plan, tiny_dataset):
+    rows = page.samples(plan, 4)
+    assert list(rows) == ["instruction", "SFT (step 0)", "PPO (step 4, seed 3)", "reference"]
+    assert rows.instruction.tolist() == [str(tiny_dataset.instructions("eval")[i]) for i in (0, 2, 4, 6, 8, 10)]
+    scores = "proxy reward 0.00; gold reward 1.00; win rate by p_sim^eval 0.25"
+    assert rows["SFT (step 0)"].iloc[0] == f"at 0\n\n{scores}"
+    assert rows["PPO (step 4, seed 3)"].iloc[0].startswith("at 4!!!!\n\nproxy reward 0.50; gold reward -3.00;")
+    assert rows.reference.iloc[1] == "Reference for 102."
+    told = page.describe(pd.DataFrame(page.read_evaluation(plan, 0)["splits"]["eval"]))
+    assert told[11].startswith("at 0 [cut at the length limit]\n")
+
+
+def test_responses_without_a_verdict_are_counted_where_there_is_a_judge(plan):
+    assert page.unscored([plan], "sandbox") == {"win_rate_human": 24}
+    assert page.unscored([plan], "live") == {}

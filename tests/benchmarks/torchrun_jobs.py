@@ -9,7 +9,7 @@ from unittest.mock import patch
 from alpacafarm_env.agents import BestOfN
 from alpacafarm_env.benchmarks import train
 from alpacafarm_env.benchmarks.experiment import evaluation
-from alpacafarm_env.benchmarks.win_rate_curve import plan as win_rate_curve
+from alpacafarm_env.benchmarks.win_rate_curve import __main__ as win_rate_curve
 
 
 def run_commands(data: str, policy: str, reward_model: str, out: str) -> None:
