@@ -15,7 +15,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import yaml
 
 from ..data.dataset import Dataset, data_files
 from ..data.files import check_folder, write_atomic, write_records
@@ -26,9 +28,6 @@ from ..instructions import Demonstration, Instruction, Preference
 from ..integrations import scorer
 from ..oracles import check_oracle, make_oracle
 from ..oracles.base import shorten
-
-if TYPE_CHECKING:
-    from huggingface_hub import RepoCard
 
 Record = Instruction | Demonstration | Preference
 
@@ -55,10 +54,11 @@ from alpacafarm_env.integrations import verl
 compute_score = partial(verl.compute_score, dataset={dataset!r}, oracle={oracle!r}, seed={seed!r})
 '''
 
-_CARD: Final = """---
+_HEAD: Final = """---
 pretty_name: {name}
-tags: [alpacafarm-env, {level}, {form}]
----
+tags: [alpacafarm-env, {level}]
+"""
+_BODY: Final = """---
 # {name}
 
 From the data set `{name}` by `alpacafarm export`.
@@ -69,20 +69,6 @@ _SIMULATION: Final = (
     ", a simulation: instructions, responses, annotators and the true reward are a small procedural world's, and no "
     "evidence about real models or people"
 )
-_SPLIT: Final = """
-## {split}
-
-{num:,} {kind} of {instructions:,} instructions, with the fields {fields}.
-
-- **Responses and judge:** {origin}
-- **Scores:** {scores}
-
-```python
-from datasets import load_dataset  # that of alpacafarm_env.data gives the same records, of all splits
-
-rows = load_dataset("THIS_FOLDER", "{split}", split="{split}")
-```
-"""
 
 
 def read_oracle(text: str) -> Any:
@@ -165,8 +151,8 @@ def export_split(
         dataset: As of `load_dataset`.
         split: sft gives demonstrations, preference gives preferences, unlabeled gives instructions, and val and eval
             give their references as demonstrations if they have any.
-        to: "jsonl", "parquet", or "hub-folder", which is Parquet and a dataset card, README.md.
-        out: The folder; other splits may be there, and a card of them is added to.
+        to: "jsonl", "parquet", or "hub-folder", which is Parquet and a card, README.md, of the folder's splits.
+        out: The folder; other splits may be there.
         oracle: Scores the responses if given: score, or score_chosen and score_rejected (alpacafarm: score_1 and
             score_2). A response without a verdict is an UnscoredError.
         seed: Seeds the oracle's draws.
@@ -181,7 +167,10 @@ def export_split(
     check_folder(out)
     if out.is_dir() and (there := data_files(out).get(split)) is not None:
         raise DataError(f"{there}: expected no file of the split {split!r}, got one. Give another --out.")
-    before = _read_card(card, data, form) if to == "hub-folder" else None
+    name = Path(data.name).resolve().name if Path(data.name).exists() else data.name
+    head = _HEAD.format(name=name, level=data.level)
+    if to == "hub-folder" and card.exists() and not card.read_text(encoding="utf-8").startswith(head):
+        raise DataError(f"{card}: expected no file, or a card of {name}'s splits. Give another --out.")
     rows = [row_of(record, form) for record in records]
     if oracle is not None:
         with blaming("--oracle"):
@@ -189,37 +178,16 @@ def export_split(
         _add_scores(rows, records, score)
     out.mkdir(parents=True, exist_ok=True)
     write_records(path, rows)
-    if before is None:
+    if to != "hub-folder":
         return [path]
     # Splits are configurations, as their fields differ.
-    config = {"config_name": split, "data_files": [{"split": split, "path": path.name}]}
-    before.data["configs"] = [*before.data.get("configs", []), config]
-    kinds = {Preference: "pairs", Demonstration: "demonstrations"}
-    before.text += _SPLIT.format(
-        split=split,
-        num=len(records),
-        kind=kinds.get(type(records[0]), "prompts"),
-        instructions=len({str(each if isinstance(each, Instruction) else each.instruction) for each in records}),
-        fields=", ".join(map("`{}`".format, rows[0])),
-        origin=getattr(data, "origins", {}).get(split, "as in the source, which does not say."),
-        scores=f"by the oracle {oracle!r} (seed {seed})." if oracle else "none.",
-    )
-    write_atomic(card, before.content)
+    configs = [
+        {"config_name": each, "data_files": [{"split": each, "path": file.name}]}
+        for each, file in data_files(out).items()
+    ]
+    body = _BODY.format(name=name, level=data.level, note=_SIMULATION if data.level == "sandbox" else "")
+    write_atomic(card, head + yaml.safe_dump({"configs": configs}, sort_keys=False) + body)
     return [path, card]
-
-
-def _read_card(path: Path, dataset: Dataset, form: str) -> RepoCard:
-    """The dataset card to add a split to; DataError for a file that is none of this data set."""
-    from huggingface_hub import RepoCard
-
-    name = Path(dataset.name).resolve().name if Path(dataset.name).exists() else dataset.name
-    if not path.exists():
-        note = _SIMULATION if dataset.level == "sandbox" else ""
-        return RepoCard(_CARD.format(name=name, level=dataset.level, form=form, note=note))
-    card = RepoCard(path.read_text(encoding="utf-8"))
-    if card.data.get("pretty_name") != name:
-        raise DataError(f"{path}: expected no file, or a card of {name}'s splits. Give another --out.")
-    return card
 
 
 def split_records(dataset: Dataset, split: str) -> Sequence[Record]:

@@ -22,8 +22,7 @@ from ..llm.limits import ClientConfig
 from .options import Count, Options, Positive, Report, Seed
 
 if TYPE_CHECKING:
-    from .annotation_files import Pairs
-    from .annotation_report import AnnotationReport
+    from .annotations import AnnotationReport, Pairs
 
 _LIMITS: Final = ClientConfig()
 
@@ -82,7 +81,7 @@ class JudgeOptions(Options):
         Raises:
             AlpacaFarmError: An option or the server; answers so far are kept.
         """
-        from .annotation_report import judge_pairs
+        from .annotations import judge_pairs
 
         if not self.replay:
             require_key_variable(self.api_key_env, "--api-key-env")
@@ -107,7 +106,7 @@ class Annotate(JudgeOptions):
         Raises:
             AlpacaFarmError: A file, an option or the server; nothing is written then, and answers so far are kept.
         """
-        from . import annotation_files as files
+        from . import annotations as files
 
         files.check_out(self.out, [self.pairs])
         pairs = files.read_pairs(self.pairs)
@@ -143,7 +142,7 @@ class Evaluate(JudgeOptions):
         """
         from ..statistics import LEADERBOARD_COLUMNS, LENGTH_CONTROL, leaderboard_row
         from ..terminal import format_table
-        from . import annotation_files as files
+        from . import annotations as files
 
         data = self.data or (None if self.reference else os.environ.get(DATA_VARIABLE))
         if not data and not self.reference:

@@ -44,7 +44,7 @@ class AnnotateHuman(ServerOptions):
         Raises:
             AlpacaFarmError: A file, an option or the address; starlette and uvicorn are missing.
         """
-        from ..cli.annotation_files import check_out
+        from ..cli.annotations import check_out
         from .labels import check_kept, skipped_path, summary, write_labels
         from .session import Session
         from .store import Store

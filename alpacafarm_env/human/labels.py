@@ -23,7 +23,6 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -31,7 +30,7 @@ import numpy as np
 import pandas as pd
 
 from ..annotators.analysis import Array, Opinions, Pairs, agreement, figures, majority
-from ..cli.annotation_files import write_annotations
+from ..cli.annotations import write_annotations
 from ..data.dataset import merged
 from ..data.files import read_records, stem_of
 from ..data.schema import Field, check_rows, is_text
@@ -41,7 +40,7 @@ from ..statistics import wilson
 from ..terminal import format_table
 from .session import QUALIFIED_FROM, key_agreement
 from .store import Store, Stored
-from .tasks import PAIRS, SINGLES, SKIPPED, Task, agrees, form_of, side
+from .tasks import PAIRS, SKIPPED, Task, agrees, form_of, side
 
 Who = Literal["people", "judge", "annotator"]
 NEAR_CHANCE: Final = 0.55
@@ -120,69 +119,42 @@ def _record(stored: Stored) -> dict[str, Any]:
     return {**own, **{name: values[name] for name in form.added}, **judged}
 
 
-@dataclass(frozen=True)
-class Annotator:
-    """One annotator's work."""
+def annotators(stored: Sequence[Stored], qualification: Sequence[Task] = ()) -> list[dict[str, object]]:
+    """A row of the table for everybody who answered anything, by name.
 
-    name: str
-    labels: Sequence[Stored]
-    num_skipped: int
-    qualification: float
-    """Agreement with the key; NaN without a set, or as long as it is not done."""
-
-    @cached_property
-    def agreed(self) -> list[bool]:
-        """Whether a label agrees, for each whose pair or response came with a verdict; ties are left out."""
-        compared = [agrees(each.record, each.answer.grade or 0) for each in self.labels]
-        return [each for each in compared if each is not None]
-
-    @property
-    def flag(self) -> str:
-        """A reason against an annotator, or "". For ratings chance is not defined, so agreement flags nobody."""
-        if self.qualification < QUALIFIED_FROM:
-            return "not qualified"
-        rates = any(form_of(each.record) is SINGLES for each in self.labels)
-        enough = len(self.agreed) >= LEAST_COMPARED and not rates
-        return "near chance" if enough and sum(self.agreed) <= NEAR_CHANCE * len(self.agreed) else ""
-
-    def row(self) -> dict[str, object]:
-        """A row of the table."""
-        seconds = [each.answer.seconds for each in self.labels]
-        agreement = ""
-        if compared := len(self.agreed):
-            low, high = wilson(sum(self.agreed), compared)
-            agreement = f"{sum(self.agreed) / compared:.0%} [{low:.0%}, {high:.0%}] of {compared}"
-        return {
-            "annotator": self.name,
-            "labels": len(self.labels),
-            "skipped": self.num_skipped,
-            "seconds": f"{statistics.median(seconds):.1f}" if seconds else "",
-            "qualification": "" if math.isnan(self.qualification) else f"{self.qualification:.0%}",
-            "agrees with judge": agreement,
-            "flag": self.flag,
-        }
-
-
-def annotators(stored: Sequence[Stored], qualification: Sequence[Task] = ()) -> list[Annotator]:
-    """Everybody who answered anything, by name."""
-    people = []
+    Agreement with the judge is of labels whose task came with a verdict, ties left out. The flag is a reason against
+    somebody, or ""; for ratings chance is not defined, so their agreement flags nobody.
+    """
+    rows: list[dict[str, object]] = []
     for name in sorted({each.answer.annotator for each in stored}):
         own = [each for each in stored if each.answer.annotator == name]
         given = [each for each in own if each.answer.part == "labels"]
         labels = [each for each in given if each.answer.grade is not None]
-        agreement = key_agreement(qualification, [each.answer for each in own])
-        people.append(Annotator(name, labels, len(given) - len(labels), agreement))
-    return people
+        verdicts = [agrees(each.record, each.answer.grade or 0) for each in labels]
+        agreed, compared = verdicts.count(True), len(verdicts) - verdicts.count(None)
+        low, high = wilson(agreed, compared) if compared else (math.nan, math.nan)
+        passed = key_agreement(qualification, [each.answer for each in own])
+        near = compared >= LEAST_COMPARED and agreed <= NEAR_CHANCE * compared and form_of(labels[0].record) is PAIRS
+        row = {
+            "annotator": name,
+            "labels": len(labels),
+            "skipped": len(given) - len(labels),
+            "seconds": f"{statistics.median(each.answer.seconds for each in labels):.1f}" if labels else "",
+            "qualification": "" if math.isnan(passed) else f"{passed:.0%}",
+            "agrees with judge": f"{agreed / compared:.0%} [{low:.0%}, {high:.0%}] of {compared}" if compared else "",
+            "flag": "not qualified" if passed < QUALIFIED_FROM else "near chance" if near else "",
+        }
+        rows.append(row)
+    return rows
 
 
 def summary(stored: Sequence[Stored], qualification: Sequence[Task] = ()) -> list[str]:
     """Lines of text: a table of the annotators, what the flags mean, why pairs were skipped."""
-    people = annotators(stored, qualification)
-    if not people:
+    rows = annotators(stored, qualification)
+    if not rows:
         return ["Nobody has answered anything yet."]
-    rows = [each.row() for each in people]
     lines = [format_table(tuple(rows[0]), rows)]
-    if any(each.flag == "near chance" for each in people):
+    if any(row["flag"] == "near chance" for row in rows):
         lines.append(
             f"near chance: agrees with the judge of the pairs in {NEAR_CHANCE:.0%} or less of {LEAST_COMPARED} or "
             "more. The paper left such an annotator out."

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from ..cli.annotation_files import FIELDS as ANNOTATION
-from ..cli.annotation_files import read_rows
+from ..cli.annotations import FIELDS as ANNOTATION
+from ..cli.annotations import read_rows
 from ..data.dataset import instruction_in
 from ..data.files import read_records
 from ..data.schema import INSTRUCTION, TEXT, Fault, Field, is_text, raise_faults

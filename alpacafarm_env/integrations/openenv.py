@@ -1,11 +1,10 @@
-"""An environment of texts as OpenEnv serves it: sessions, tasks, and every session's steps through one oracle.
+"""An environment of texts as OpenEnv serves it: sessions, and every session's steps through one oracle.
 
 Source: OpenEnv 0.10 (`openenv.core.env_server`), whose clients need nothing of this package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from gymnasium.error import ResetNeeded
@@ -21,8 +20,7 @@ from ..oracles.base import RewardOracle, shorten
 
 MAX_SESSIONS: Final = 256
 """Sessions at once, each a thread."""
-_KINDS: Final = {"val": "validation", "eval": "test"}
-_TASKS: Final = ("split", "index", "instruction_id")
+_TASKS: Final = ("split", "instruction_id")
 
 
 class Response(Action):
@@ -42,8 +40,8 @@ class Shown(Observation):
 class TextEnvironment(Environment):
     """One session: `InstructionEnv` of a split, or of another one that `reset` names.
 
-    `reset(split=..., index=...)` asks the task at that place, `reset(instruction_id=...)` the instruction of that id,
-    both draw nothing; `reset(seed=...)` seeds the draws, and `reset()` draws.
+    `reset(instruction_id=...)` asks the instruction of that id and draws nothing; `reset(seed=...)` seeds the draws,
+    and `reset()` draws.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -62,16 +60,11 @@ class TextEnvironment(Environment):
     def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Shown:
         """The next instruction, or the one asked for; FieldError for a wrong option."""
         check_options(task, ("seed", "episode_id", *_TASKS))
-        split, index, id = (task.get(name) for name in _TASKS)
-        for name, number in {"seed": seed, "index": index, "instruction_id": id}.items():
+        split, id = (task.get(name) for name in _TASKS)
+        for name, number in {"seed": seed, "instruction_id": id}.items():
             if number is not None and type(number) is not int:  # nor bool
                 raise FieldError(name, f"expected a whole number, got {shorten(str(number))}")
-        if index is not None and id is not None:
-            raise FieldError("index", "expected it or instruction_id, got both")
         env = self._env_of(self._split if split is None else split)
-        if index is not None:
-            self._check_place(env.split, index)
-            id = self._instructions(env.split)[index].id
         options = None if id is None else {"instruction_id": id}
         instruction, info = env.reset(seed=seed, options=options)
         self._env, self._state = env, State(episode_id=episode_id, step_count=0)
@@ -91,42 +84,9 @@ class TextEnvironment(Environment):
         """The episode's id, and whether its step was taken."""
         return self._state
 
-    def list_splits(self) -> list[dict[str, str]]:
-        """The data set's splits."""
-        return [{"name": name, "type": _KINDS.get(name, "train")} for name in self._dataset.splits]
-
-    def num_tasks(self, split: str) -> int:
-        """How many instructions a split has."""
-        return len(self._instructions(split))
-
-    def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The instruction at a place; FieldError if there is none."""
-        self._check_place(split, index)
-        return self.get_task_range(split, index, index + 1)[0]
-
-    def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """All instructions."""
-        return self.get_task_range(split)
-
-    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
-        """The instructions from `start` to before `stop`."""
-        instructions = self._instructions(split)
-        return [
-            {"id": f"{split}-{each.id}", "index": place, "instruction_id": each.id, "instruction": str(each)}
-            for place, each in list(enumerate(instructions))[start:stop]
-        ]
-
-    def _instructions(self, split: Any) -> Sequence[Instruction]:
+    def _env_of(self, split: Any) -> InstructionEnv:
         if split not in self._dataset.splits:
             raise FieldError("split", f"expected one of {', '.join(self._dataset.splits)}, got {shorten(str(split))}")
-        return self._dataset.instructions(split)
-
-    def _check_place(self, split: str, index: int) -> None:
-        if not 0 <= index < (count := len(self._instructions(split))):
-            raise FieldError("index", f"expected 0 to {count - 1} of split {split!r}, got {index}")
-
-    def _env_of(self, split: str) -> InstructionEnv:
-        self._instructions(split)  # refuses what is no split
         if split not in self._envs:
             self._envs[split] = InstructionEnv(self._dataset, split, self._oracle)
         return self._envs[split]

@@ -134,21 +134,15 @@ class JudgeAnswer:
 
     def _logprobs(self, count: int) -> dict[str, Any]:
         """Each piece as one token, with its `count` likeliest texts; the pieces that begin within the text."""
-        kept, start = [], 0
+        content: list[dict[str, Any]] = []
+        start = 0
         for piece in self.pieces:
             if start < len(self.text):
                 options = piece.options or {piece.text: 1.0}
                 likeliest = sorted(options.items(), key=lambda option: (-option[1], option[0]))[:count]
-                top = {text: _logprob(chance) for text, chance in likeliest}
-                kept.append((piece.text, _logprob(options[piece.text]), top, start))
+                top = [_token(*option) for option in likeliest]
+                content.append({**_token(piece.text, options[piece.text]), "top_logprobs": top})
             start += len(piece.text)
-        if self.question.kind == "completion":
-            names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-            return {name: [token[place] for token in kept] for place, name in enumerate(names)}
-        content = [
-            {**_token(text, value), "top_logprobs": [_token(*item) for item in top.items()]}
-            for text, value, top, _ in kept
-        ]
         return {"content": content, "refusal": None}
 
 
@@ -168,16 +162,12 @@ def _worded(said: Verdict | Rated, form: str, place: int) -> list[Piece]:
     return [Piece("\n" * (place > 0) + before), label, Piece(after)]
 
 
-def _logprob(probability: float) -> float:
-    return max(math.log(probability), _LEAST_LOGPROB) if probability > 0 else _LEAST_LOGPROB
-
-
-def _token(text: str, logprob: float) -> dict[str, Any]:
+def _token(text: str, probability: float) -> dict[str, Any]:
+    logprob = max(math.log(probability), _LEAST_LOGPROB) if probability > 0 else _LEAST_LOGPROB
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 _Tokens = Annotated[int, Field(ge=1)]
-_Count = Annotated[int, Field(ge=0, le=20)]
 
 
 class _Body(BaseModel):
@@ -201,12 +191,12 @@ class _Message(BaseModel):
 class _Chat(_Body):
     messages: Annotated[list[_Message], Field(min_length=1)]
     logprobs: bool | None = None
-    top_logprobs: _Count | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class _Completion(_Body):
     prompt: str
-    logprobs: _Count | None = None
+    logprobs: None = None
 
 
 class SandboxJudge:
@@ -249,7 +239,7 @@ class SandboxJudge:
             text = "".join(message.content for message in body.messages)
         else:
             body = check(_Completion, content, "The request")
-            prompt, top_logprobs, text = body.prompt, body.logprobs, body.prompt
+            prompt, top_logprobs, text = body.prompt, None, body.prompt
         name, items = read(prompt, self._prompts.values())
         if not self.anyway:
             _refuse_foreign(items)

@@ -99,15 +99,6 @@ class Sandbox(Dataset):
 
     name = "sandbox"
     level = "sandbox"
-    origins: Final = {
-        "sft": "Responses are written by the sandbox's simulated crowd.",
-        "preference": (
-            "Responses are samples of the shipped SFT policy at temperature 1. The judge is sim_ann: a pool of 13 "
-            "simulated annotators with 25 % of its labels flipped, without the pairs that it calls a tie."
-        ),
-        **dict.fromkeys(("val", "eval"), "Responses are the references, written by a stand-in for Davinci003."),
-    }
-    """Split -> who wrote its responses and labels, by default."""
 
     def __init__(self, folder: Path = ASSETS / "data") -> None:
         self.folder = folder

@@ -16,9 +16,9 @@ from faulty_server import Faults, FaultyJudgeServer
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.annotators.pool import make_pool
-from alpacafarm_env.cli import annotation_files
+from alpacafarm_env.cli.annotations import FIELDS
+from alpacafarm_env.judge_server.sandbox_judge import BY_TASTE
 from alpacafarm_env.judge_server.server import JudgeServer
-from alpacafarm_env.oracles.base import Verdicts
 from alpacafarm_env.statistics import win_rate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def priced(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", ["out.json", "out.jsonl", "out.jsonl.gz"])
+@pytest.mark.parametrize("name", ["out.json", "out.jsonl"])
 def test_annotations_are_the_pools_own_verdicts_behind_the_records(call, anyway, tmp_path, name, capsys):
     pairs = make_pairs(40)
     assert (
@@ -47,7 +47,7 @@ def test_annotations_are_the_pools_own_verdicts_behind_the_records(call, anyway,
     judge = make_pool("ann", models="sandbox", base_url=anyway.base_url, ledger=tmp_path / "ledger.sqlite", replay=True)
     expected = judge.judge(texts, [row["output_1"] for row in pairs], [row["output_2"] for row in pairs])
     assert [{key: row[key] for key in pair} for row, pair in zip(rows, pairs, strict=True)] == pairs
-    assert list(rows[0]) == [*pairs[0], *annotation_files.FIELDS]
+    assert list(rows[0]) == [*pairs[0], *FIELDS]
     np.testing.assert_array_equal([row["preference"] for row in rows], 1 + expected.scores)
     assert [row["annotator"] or "" for row in rows] == expected.details["annotator"].tolist()
     shown = {"a": "output_1", "b": "output_2", "": None}
@@ -65,7 +65,11 @@ def test_annotations_are_the_pools_own_verdicts_behind_the_records(call, anyway,
     judged = [row["annotator"] for row in rows if row["annotator"]]
     num_noised = sum(row["noised"] for row in rows)
     facts = [f"{num_noised} by noise", f"{rate.win_rate:.2f} % +- {rate.standard_error:.2f} of 40"]
-    facts += [f"sandbox-gpt4 {sum(name.startswith('gpt4') for name in judged)}", anyway.base_url.split("/")[2]]
+    facts += [
+        f"sandbox-gpt4 {sum(name.startswith('gpt4') for name in judged)}",
+        anyway.base_url.split("/")[2],
+        BY_TASTE,
+    ]
     assert not [fact for fact in facts if fact not in out]
     assert f"{len(judged)}/{len(judged)}" in err  # the bar counts the pairs that are asked, on stderr alone
     assert "/s" not in out
@@ -117,43 +121,6 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
     assert whole <= total <= whole + limit  # again: at most what was in flight
     again, fresh = ([{**row, "cached": 0} for row in read(tmp_path / f"{name}.jsonl")] for name in ("out", "whole"))
     assert again == fresh  # this annotator does not draw
-
-
-def test_noise_is_passed_on(call, tmp_path):
-    pairs = write(tmp_path / "pairs.json", make_pairs(20))
-    assert call("judge", "annotate", pairs, "--out", "all.json", "--flip", "0.5") == 0
-    assert all(row["noised"] or row["preference"] == 1.5 for row in read(tmp_path / "all.json"))
-
-
-class Wavering:
-    """A judge without a verdict on some pairs, for one reason or another."""
-
-    name = "wavering"
-
-    def compare(self, instructions, a, b):
-        return self.judge(instructions, a, b).scores
-
-    def judge(self, instructions, a, b):
-        cut = ("TransientAPIError: no reply: 503", "TransientAPIError: cut")
-        reasons = ["", cut[0], "", cut[1], "UnparsableVerdictError: maybe"]
-        scores = np.array([math.nan if reason or n == 2 else 1.0 for n, reason in enumerate(reasons)])
-        costs = np.array([0.25, 0.0, math.nan, 0.0, 0.5])
-        return Verdicts(scores, {"unscored_reason": np.array(reasons, object), "cost_usd": costs})
-
-
-def test_reasons_are_counted_and_what_may_pass_is_told(call, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("alpacafarm_env.cli.annotation_report.make_pool", lambda **options: Wavering())
-    pairs = write(tmp_path / "pairs.json", make_pairs(5, start=4))
-    assert call("judge", "annotate", pairs, "--out", "out.json") == 1
-    out, err = capsys.readouterr()
-    assert re.search("4 without.*\n  2 Transient.* no reply: 503\n  1 the judge.*\n  1 Unparsable.* maybe\n", out)
-    assert "100.00 % of 1\n" in out
-    assert re.search(r"\$0\.7500 .*no known price", out)
-    assert re.search(r"4 of 5 pairs have no verdict.*out\.json.*\[20\.00, 100\.00\]", err)
-    rows = read(tmp_path / "out.json")
-    assert [row["preference"] for row in rows] == [2, None, None, None, None]
-    assert [row["cost_usd"] for row in rows] == [0.25, 0, None, 0, 0.5]
-    assert rows[2]["unscored_reason"] == "the judge gave no verdict"
 
 
 def test_the_ledger_is_told_by_host_model_and_annotator(anyway, priced, tmp_path, capsys):

@@ -243,16 +243,6 @@ def test_closing_waits_for_answers_within_the_grace():
             assert isinstance(error, ConnectionError) if expected is None else asking.result()[0] == expected
 
 
-def test_clients_that_go_away_are_nobodys_error(capfd, caplog):
-    with echoes() as server:
-        for _ in range(5):
-            with opened(server.url, b"GET /0.05 HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        time.sleep(0.2)
-        assert ask(server)[0] == 200
-    assert (*capfd.readouterr(), caplog.text) == ("", "", "")
-
-
 def test_own_errors_are_logged(caplog):
     with Server(json_app(threaded(lambda *_: 1 / 0))) as server:
         assert ask(server)[0] == 500

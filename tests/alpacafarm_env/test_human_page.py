@@ -101,20 +101,6 @@ def test_answers_that_cannot_be_meant_are_not_stored(page):
     assert [(each.pair, each.better == each.shown_first) for each in answers] == [(shown, True)]
 
 
-def test_a_double_click_on_undo_takes_back_one(page):
-    for num in (4, 2):
-        while len(page.session.store.all()) < num:
-            page.post("answer", choice="1")
-        pair = page.session.standing("Ann").pair
-        sent = {"pair": pair.key if pair else ""}
-        alerts = ['role="alert"' in page.post("undo", **sent).text for _ in range(2)]
-        assert (alerts, len(page.session.store.all())) == ([False, True], num - 1)
-        assert 'role="alert"' in page.post("undo", since=f"{time.time():.3f}").text  # on the page that came in between
-        assert len(page.session.store.all()) == num - 1
-        page.post("undo")
-        assert len(page.session.store.all()) == num - 2
-
-
 def test_a_names_case_does_not_matter(tmp_path):
     page = Page(open_session(tmp_path, human_pairs(2), qualification(1)))
     judge(page.session, "Änn", 1)
@@ -142,25 +128,6 @@ def test_malformed_answers_are_refused_with_the_field(page, fields, name):
     assert page.client.post(f"{page.root}answer", content=b"x" * 20_000).status_code == 413
     assert page.client.post(f"{page.root}answer", content=b"name=\xff").status_code == 400
     assert page.session.store.all() == []
-
-
-def test_a_skip_has_a_reason(page):
-    page.post("answer", reason="Both are equally good")
-    page.post("answer", reason="", other="a <b>riddle</b>")
-    reasons = [each.answer.reason for each in page.session.store.all()]
-    assert reasons == ["Both are equally good", "a <b>riddle</b>"]
-
-
-def test_who_is_kept_out_gets_no_pair(tmp_path):
-    page = Page(open_session(tmp_path, human_pairs(2), [*qualification(8), *human_pairs(2, preference=1)]))
-    assert "Qualification" in page.work()
-    assert 'id="skip"' not in page.work()
-    for n in range(10):
-        judge(page.session, "Ann", 1 + (n > 5))
-        judge(page.session, "Bob", 1)
-    assert "60 %" in page.work()
-    assert shown(page.work()) == []
-    assert len(shown(page.work("Bob"))) == 2
 
 
 def test_a_database_that_fails_is_an_error(page):

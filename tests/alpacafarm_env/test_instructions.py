@@ -4,13 +4,10 @@ import copy
 import hashlib
 import json
 import pickle
-import string
-import time
 
 import gymnasium as gym
 import pytest
 from gymnasium.spaces import Text
-from gymnasium.spaces.utils import flatdim, flatten, flatten_space, unflatten
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -170,26 +167,6 @@ def test_batches_are_tuples_of_texts_and_seeded():
     assert batch.sample() == batch_space(UnicodeText(seed=3), 3).sample()
     assert list(iterate(batch, ("a", "b", "c"))) == ["a", "b", "c"]
     assert concatenate(space, ["a", "b"], create_empty_array(space, 2)) == ("a", "b")
-
-
-def test_large_batches_of_spaces_cost_little():
-    def seconds(space):
-        start = time.process_time()
-        batches.append(batch_space(space, 500))
-        return time.process_time() - start
-
-    batches = []
-    plain = Text(MAX_TEXT_LENGTH, charset=string.printable)  # each of the batch a deep copy with a seed
-    assert min(seconds(UnicodeText()) for _ in range(3)) < seconds(plain) / 5
-    assert len(set(batches[0].sample())) > 475
-
-
-def test_flattening_keeps_the_text():
-    space = UnicodeText(16)
-    flat = flatten(space, "é 🙂")
-    assert flat in flatten_space(space)
-    assert flat.shape == (flatdim(space),)
-    assert unflatten(space, flat) == "é 🙂"
 
 
 def test_shared_memory_is_refused_loudly(tiny_dataset, constant_oracle):

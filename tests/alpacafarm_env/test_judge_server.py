@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -71,8 +70,9 @@ def test_many_clients_get_the_oracles_scores(name, num):
 
     with ScoreServer(oracle) as server, ThreadPoolExecutor(clients) as threads:
         list(threads.map(client, range(clients)))
-        health = ask(server, "/health", b"", method="GET")[1]
-    assert (health["requests"], health["rows"]) == (num, num * rows)
+        told = ask(server, "/health", b"", method="GET")
+        assert told == (200, {"status": "healthy", "oracle": oracle.name, "oracle_calls": server.oracle.calls})
+        assert ask(server, "/get_reward")[0] == ask(server, method="GET")[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,6 @@ def test_oracles_errors_are_answered_and_counted(make, caplog):
     with make(Broken()) as server:
         status, content = ask(server)
         assert (status, content["error"]["code"]) == (500, "oracle_error")
-        assert ask(server, "/health", b"", "GET")[1]["failed"] == 1
     assert "lost" in content["error"]["message"]
     assert "lost" in caplog.text
 
@@ -123,38 +122,6 @@ def test_clients_who_ask_together_are_one_call(make):
     with make(oracle) as server, ThreadPoolExecutor(24) as threads:
         assert {status for status, _ in threads.map(lambda _: ask(server), range(24))} == {200}
     assert oracle.calls == 1
-
-
-def test_health_counts_what_was_asked():
-    with ScoreServer(Constant(0.5)) as server:
-        for body in (GOOD, GOOD, {}):
-            ask(server, body=body)
-        counts = {"requests": 2, "refused": 1, "failed": 0, "rows": 4, "oracle_calls": 2}
-        assert ask(server, "/health", b"", "GET") == (200, {"status": "healthy", "oracle": "constant", **counts})
-        assert ask(server, "/get_reward")[0] == ask(server, "/score", b"", method="GET")[0] == 404
-
-
-def mangled(rng):
-    """A right body with a wrong value, or with bytes changed, cut or doubled."""
-    values = (None, True, 0, 1e308, "text", "\ud800", [], {}, ["a"], ["a", None], [["a"]], {"a": 1}, ["é🙂"])
-    names = ("instructions", "responses", "query", "prompts", "labels", "")
-    content = bytearray(json.dumps(GOOD | {rng.choice(names): rng.choice(values)}).encode())
-    for _ in range(rng.choice((0, 0, 1, 3, 20))):
-        start = rng.randrange(len(content) + 1)
-        content[start : start + rng.randrange(4)] = rng.randbytes(rng.randrange(4))
-    return bytes(content)
-
-
-@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_no_body_breaks_the_server(count):
-    rng, statuses = random.Random(0), set()
-    with ScoreServer(Constant(0.5), ["</s>"]) as server, connect(server.url) as connection:
-        for _ in range(count):
-            status, _, content = post(connection, "/score", mangled(rng))
-            statuses.add(status)
-            assert ("scores" in content) == (status == 200)
-        assert post(connection, "/score", GOOD)[2]["scores"] == [0.5, 0.5]
-    assert statuses == {200, 400}
 
 
 def test_what_cannot_be_served_is_refused(capsys, monkeypatch):
@@ -285,16 +252,6 @@ def test_weighted_prompt_reads_the_probability(connection):
     items = pairs(40)
     got = verdicts_of(connection, "weighted_gpt4", items, logprobs=True, top_logprobs=20)
     np.testing.assert_allclose(got, own_chances("greedy_gpt4", items), atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["gpt4_1", "gpt4_2", "davinci003_1"])
-def test_logprobs_cover_the_text(connection, name):
-    settings = {"logprobs": True, "top_logprobs": 2} if name[0] == "g" else {"logprobs": 2}
-    status, _, content = post(connection, *make_body(name, pairs(3), **settings))
-    logprobs = content["choices"][0]["logprobs"]
-    tokens = [token["token"] for token in logprobs["content"]] if "content" in logprobs else logprobs["tokens"]
-    assert status == 200
-    assert "".join(tokens) == text_of(content)
 
 
 def test_shared_prompt_is_told_apart_by_the_model():

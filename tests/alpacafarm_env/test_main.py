@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -21,8 +20,7 @@ from alpacafarm_env.cli.options import Count, Options, Positive, parse
 from alpacafarm_env.errors import AlpacaFarmError, DataError, UnknownNameError, did_you_mean
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.sandbox import gold
-from alpacafarm_env.sandbox.judges import POOL, Annotators
-from alpacafarm_env.sandbox.show import opinions, page, sample, show
+from alpacafarm_env.sandbox.show import page, show
 from alpacafarm_env.terminal import format_cell, format_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,29 +70,6 @@ def test_a_page_by_hand():
         if row and row[0] in ("gpt4", "chatgpt", "davinci003", "greedy_gpt4", "human")
     }
     assert counts == {"gpt4": 5, "chatgpt": 4, "davinci003": 4, "greedy_gpt4": 1, "human": 16}
-
-
-def test_opinions_are_means_over_both_orders():
-    judge = Annotators("any", POOL)
-    probability = partial(judge.probabilities, [ASK], [BAD], [GOOD])
-    expected = [sum(probability(k, a_first=first).item() for first in (True, False)) / 2 for k in range(len(POOL))]
-    assert opinions(POOL, ASK, BAD, GOOD) == pytest.approx(expected)
-    assert opinions(POOL, ASK, GOOD, GOOD) == pytest.approx([0.5] * len(POOL))
-
-
-def test_a_response_depends_on_its_instruction_alone():
-    asks = sandbox.SANDBOX.instructions("val")[:3]
-    together = sample(asks, 0)
-    assert together[::-1] == sample(asks[::-1], 0)
-    assert together != sample(asks, 1)
-
-
-def test_unknown_split_is_exit_status_two(capsys):
-    assert main(["show", "--split", "evl"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert "'eval'" in captured.err
 
 
 JUDGE = ["judge", "annotate", "p.json", "--out", "o.json"]

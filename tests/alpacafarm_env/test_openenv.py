@@ -15,7 +15,7 @@ from alpacafarm_env.integrations.openenv import make_app  # noqa: E402
 from alpacafarm_env.judge_server.scoring import ScoreServer  # noqa: E402
 from alpacafarm_env.oracles import MicroBatched  # noqa: E402
 
-ID, NAME = "AlpacaFarm-PPO-v0", "alpacafarm-ppo-v0"
+ID = "AlpacaFarm-PPO-v0"
 WORLD, GOLD = sandbox.SANDBOX, sandbox.gold_oracle()
 
 
@@ -53,25 +53,10 @@ def test_an_episode_is_that_of_the_environment(server):
         assert env.state() == {"episode_id": "mine", "step_count": 1}
         with pytest.raises(RuntimeError, match="reset"):
             env.step({"response": "Once more."})
-        other = env.reset(split="eval", index=5).observation
-        assert (other["instruction"], other["split"]) == (str(WORLD.instructions("eval")[5]), "eval")
+        assert env.reset(split="eval").observation["split"] == "eval"
         with pytest.raises(RuntimeError):
             env.step({"answer": "x"})
         assert env.reset().observation["split"] == "unlabeled"
-
-
-def test_tasks_are_listed(server):
-    rows, base = WORLD.instructions("eval"), f"{server.base}/{NAME}"
-    assert get(f"{server.base}/list_environments") == (200, [ID])
-    kinds = {split["name"]: split["type"] for split in get(f"{base}/splits")[1]}
-    assert kinds == {"sft": "train", "preference": "train", "unlabeled": "train", "val": "validation", "eval": "test"}
-    assert get(f"{base}/num_tasks", {"split": "eval"}) == (200, {"num_tasks": len(rows)})
-    assert len(get(f"{base}/tasks", {"split": "eval"})[1]["tasks"]) == len(rows)
-    task = {"id": f"eval-{rows[3].id}", "index": 3, "instruction_id": rows[3].id, "instruction": str(rows[3])}
-    assert get(f"{base}/task", {"split": "eval", "index": 3}) == (200, {"task": task})
-    assert get(f"{base}/task_range", {"split": "eval", "start": 3, "stop": 4}) == (200, {"tasks": [task]})
-    assert [get(f"{base}/task", {"split": "eval", "index": place})[0] for place in (-1, len(rows))] == [400, 400]
-    assert get(f"{base}/num_tasks", {"split": "evil"})[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -79,13 +64,10 @@ def test_tasks_are_listed(server):
     [
         ({"split": "nope"}, "split"),
         ({"split": ["a"]}, "split"),
-        ({"index": -1}, "index"),
-        ({"index": "x"}, "index"),
-        ({"index": True}, "index"),
-        ({"index": 10**9}, "index"),
+        ({"seed": "x"}, "seed"),
         ({"instruction_id": 99999999}, "instruction_id"),
         ({"instruction_id": [1]}, "instruction_id"),
-        ({"index": 1, "instruction_id": 5}, "index"),
+        ({"instruction_id": True}, "instruction_id"),
         ({"instruction": 5}, "instruction"),
     ],
 )
@@ -100,7 +82,7 @@ def test_a_wrong_field_is_named_whichever_way(server, body, field):
 def test_errors_of_the_server_are_told_as_json(server, monkeypatch):
     assert get(f"{server.base}/step", {"action": {"response": "a"}})[0] == 400  # a session is needed
     monkeypatch.setattr(sandbox.SANDBOX.__class__, "instructions", lambda *_: 1 / 0)
-    status, content = get(f"{server.base}/{NAME}/num_tasks", {"split": "eval"})
+    status, content = get(f"{server.base}/reset", {})
     assert (status, content["error"]["code"]) == (500, "oracle_error")
 
 

@@ -96,13 +96,3 @@ def test_higher_chances_keep_their_wins():
     low, high = (KeyedDraws(0, "p").b_wins(rows, odds + more) for more in (0.0, 0.7))
     assert (high >= low).all()
     assert 50 < (high > low).sum() < 1000
-
-
-def test_odd_batches_have_draws():
-    draws = KeyedDraws(0, "pool")
-    assert draws.b_first([("q", "x", "x")]).shape == (1,)
-    assert 0 <= draws.annotators([("\ud800", "a", "b")], 13)[0] < 13
-    assert draws.annotators([], 13).shape == (0,)
-    assert draws.b_first([]).dtype == draws.b_wins([], np.empty(0)).dtype == bool
-    with pytest.raises(ValueError, match="got 0"):
-        draws.annotators([("q", "a", "b")], 0)
