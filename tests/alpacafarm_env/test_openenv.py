@@ -64,7 +64,6 @@ def test_an_episode_is_that_of_the_environment(server):
     [
         ({"split": "nope"}, "split"),
         ({"split": ["a"]}, "split"),
-        ({"seed": "x"}, "seed"),
         ({"instruction_id": 99999999}, "instruction_id"),
         ({"instruction_id": [1]}, "instruction_id"),
         ({"instruction_id": True}, "instruction_id"),
