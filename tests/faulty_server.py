@@ -1,189 +1,258 @@
-"""A judge server on which things go wrong, seeded: how often, and whether the answer was billed."""
+"""Servers on which things go wrong: a judge server with seeded faults, and one that writes any bytes; how tests ask."""
 
 import asyncio
-import math
+import json
+import socket
+import struct
+import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
+import openai.resources.chat
+import stamina
 from starlette.responses import Response
 
+from alpacafarm_env.errors import APIError
 from alpacafarm_env.judge_server.http import as_error, as_json
-from alpacafarm_env.judge_server.sandbox_judge import JudgeAnswer
 from alpacafarm_env.judge_server.server import JudgeServer
+from alpacafarm_env.llm.client import Client, ClientConfig, run
+from alpacafarm_env.llm.endpoint import Endpoint
+from alpacafarm_env.llm.requests import Prices, Request
 from alpacafarm_env.seeding import keyed_uniforms
 
-_GARBAGE: Final = ("soon", "-5", "nan", "inf", "1e999", "", "12 parsecs", "Thu, 99 Foo 2042")
-_PAGE: Final = b"<!doctype html><html><head><title>502 Bad Gateway</title></head><body>Bad gateway</body></html>\n"
-_CROWDED: Final = (429, "Too many requests.", "rate_limit_exceeded")
-_REFUSALS: Final = {
-    "retry_after_seconds": _CROWDED,
-    "retry_after_date": _CROWDED,
-    "retry_after_ms": _CROWDED,
-    "retry_after_garbage": _CROWDED,
-    "server_error": (500, "The server had an error.", "server_error"),
-    "unavailable": (503, "The server is overloaded.", "overloaded"),
+UNBILLED = {
+    "rate_limit": lambda: as_error(429, "Too many requests.", "rate_limit_exceeded"),
+    "server_error": lambda: as_error(500, "The server had an error.", "server_error"),
+    "html": lambda: Response(b"<!doctype html><title>Bad Gateway</title>", media_type="text/html"),
 }
-_WHOLE: Final = ("drip", "absurd_usage", "no_usage")
-"""Their replies hold the answer: a byte every drip_s; with negative tokens or 10^12 of them; without a count."""
-_BILLED: Final = ("cut_json", "null_content", "wrong_count", "content_filter", "finish_length", "hang", *_WHOLE)
-FAULTS: Final = (
-    *(*_REFUSALS, "cut_json", "html", "null_content", "wrong_count", "content_filter", "finish_length"),
-    *("drip", "hang", "absurd_usage", "no_usage"),
-)
+FAULTS = (*UNBILLED, "cut_json", "null_content", "wrong_count", "content_filter", "finish_length", "hang")
 
 
-class Draw(NamedTuple):
-    """The fate of one request: a fault or none, and a number in [0, 1) for its details."""
+class Hanging(Response):
+    """Nothing for `seconds`, then the connection ends."""
 
-    fault: str | None
-    detail: float
-
-
-@dataclass(frozen=True)
-class Faults:
-    """How often each fault comes.
-
-    Args:
-        rates: Fault (see `FAULTS`) -> share of the requests in [0, 1]; together at most 1.
-        retry_s: What the Retry-After headers ask for, in seconds; a date is rounded up to a whole second.
-        drip_s: Seconds between two bytes of a dripping answer.
-        hang_s: Seconds until a hanging connection ends without an answer.
-    """
-
-    rates: Mapping[str, float] = field(default_factory=dict)
-    retry_s: float = 1.0
-    drip_s: float = 1.0
-    hang_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        assert self.rates.keys() <= set(FAULTS)
-        assert sum(self.rates.values()) <= 1 + 1e-9
-
-    def draw(self, seed: int, body: str, occurrence: int) -> Draw:
-        """The fault of one request, keyed on the server's seed, the body's digest, and how often it came before."""
-        if not any(self.rates.values()):
-            return Draw(None, 0.0)
-        chance, detail = (
-            float(keyed_uniforms(seed, stream, [(body, str(occurrence))])[0]) for stream in ("fault", "fault detail")
-        )
-        for name in FAULTS:  # in this order, whatever the file's, so that equal rates give equal faults
-            chance -= self.rates.get(name, 0.0)
-            if chance < 0:
-                return Draw(name, detail)
-        return Draw(None, detail)
-
-
-class Slow(Response):
-    """A reply whose bytes come `pause_s` apart; or, if it `hangs`, nothing for `pause_s`, then the connection ends."""
-
-    def __init__(self, reply, pause_s, server, *, hangs):
-        super().__init__(reply.body, media_type="application/json")
-        self.pause_s, self.server, self.hangs = pause_s, server, hangs
+    def __init__(self, server, seconds):
+        super().__init__()
+        self.server, self.seconds = server, seconds
 
     async def __call__(self, scope, receive, send):
-        if self.hangs:
-            await asyncio.sleep(self.pause_s)
-            connections = self.server._server.server_state.connections
-            next(each.transport for each in connections if each.client == scope["client"]).abort()
-            await asyncio.sleep(0)  # uvicorn notices, and sends no answer of its own
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        for byte in self.body:
-            await send({"type": "http.response.body", "body": bytes([byte]), "more_body": True})
-            await asyncio.sleep(self.pause_s)
-        await send({"type": "http.response.body", "body": b""})
+        await asyncio.sleep(self.seconds)
+        connections = self.server._server.server_state.connections
+        next(each.transport for each in connections if each.client == scope["client"]).abort()
+        await asyncio.sleep(0)  # uvicorn notices, and sends no answer of its own
 
 
 class FaultyJudgeServer(JudgeServer):
-    """A judge server with `faults`, keyed on its seed, the whole body and how often that came before.
+    """A judge server whose faults are keyed on its seed, the whole body and how often that came before.
 
-    In `stats`, "answered" are right answers, however odd their usage or slow their bytes; there is `by_fault` too.
+    `faults` maps a fault to its share of the requests. In `stats`, "answered" are right answers; there is `by_fault`.
     """
 
-    def __init__(self, faults: Faults | None = None, *, seed: int = 0, **options: Any) -> None:
-        self.seed, self.faults = seed, faults or Faults()
-        self._arrived, self._faulted, self._useless = Counter[str](), Counter[str](), 0
+    def __init__(self, faults=None, *, seed=0, **options):
+        faults = faults or {}
+        assert faults.keys() <= set(FAULTS)
+        self.seed, self.faults = seed, faults
+        self._arrived, self._faulted, self._useless = Counter(), Counter(), 0
         super().__init__(seed=seed, **options)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self):
         stats = super().stats()
-        answered = stats["answered"] - self._useless
-        return {**stats, "answered": answered, "by_fault": dict(sorted(self._faulted.items()))}
+        return {**stats, "answered": stats["answered"] - self._useless, "by_fault": dict(self._faulted)}
 
-    def _deliver(self, answer: JudgeAnswer, digest: str, key: str) -> Response:
+    def _draw(self, digest):
+        """The fault of one request, or none."""
+        chance = keyed_uniforms(self.seed, "fault", [(digest, str(self._arrived[digest]))])[0]
+        self._arrived[digest] += 1
+        for fault in FAULTS:  # in this order, whatever the mapping's
+            chance -= self.faults.get(fault, 0.0)
+            if chance < 0:
+                return fault
+        return None
+
+    def _deliver(self, answer, digest, key):
         with self._lock:
-            draw = self.faults.draw(self.seed, digest, self._arrived[digest])
-            self._arrived[digest] += 1
-            self._faulted.update([draw.fault] if draw.fault else [])
-        if draw.fault is None:
+            fault = self._draw(digest)
+            self._faulted.update([fault] if fault else [])
+        if fault is None:
             return super()._deliver(answer, digest, key)
-        reply = self._spoiled(answer, draw)
-        status = "none" if draw.fault == "hang" else str(reply.status_code)
-        self._useless += status == "200" and draw.fault not in _WHOLE
-        self._count(status, answer if draw.fault in _BILLED else None)
+        reply = self._spoiled(answer, fault)
+        self._useless += fault != "hang" and reply.status_code == 200
+        self._count("none" if fault == "hang" else str(reply.status_code), None if fault in UNBILLED else answer)
         return reply
 
-    def _spoiled(self, answer: JudgeAnswer, draw: Draw) -> Response:
-        """The reply to a request on which the fault `draw.fault` falls."""
-        faults, fault = self.faults, str(draw.fault)
-        if fault == "html":
-            return Response(_PAGE, media_type="text/html")
-        if fault in ("drip", "hang"):
-            pause_s = faults.hang_s if fault == "hang" else faults.drip_s
-            return Slow(_changed(answer, draw), pause_s, self, hangs=fault == "hang")
-        if fault not in _REFUSALS:
-            return _changed(answer, draw)
-        headers = {
-            "retry_after_seconds": ("Retry-After", f"{faults.retry_s:g}"),
-            "retry_after_date": ("Retry-After", _date(faults.retry_s)),
-            "retry_after_ms": ("retry-after-ms", f"{1000 * faults.retry_s:g}"),
-            "retry_after_garbage": ("Retry-After", _GARBAGE[int(draw.detail * len(_GARBAGE))]),
-        }
-        reply = as_error(*_REFUSALS[fault])
-        if fault in headers:
-            reply.headers.append(*headers[fault])
-        return reply
+    def _spoiled(self, answer, fault):
+        if fault in UNBILLED:
+            return UNBILLED[fault]()
+        if fault == "hang":
+            return Hanging(self, 60.0)
+        if fault == "wrong_count":
+            return as_json(replace(answer, verdicts=(*answer.verdicts, answer.verdicts[-1])).completion())
+        content = answer.completion()
+        if fault == "cut_json":
+            body = as_json(content).body
+            return Response(body[: len(body) // 2], media_type="application/json")
+        text, reason = {
+            "null_content": (None, None),
+            "content_filter": ("", "content_filter"),
+            "finish_length": (answer.text[: len(answer.text) // 2], "length"),
+        }[fault]
+        choice = content["choices"][0]
+        choice["logprobs"] = None  # they would be of the whole text
+        choice["finish_reason"] = reason or choice["finish_reason"]
+        if "message" in choice:
+            choice["message"]["content"] = text
+        else:
+            choice["text"] = text
+        return as_json(content)
 
 
-def _date(seconds: float) -> str:
-    """The time `seconds` from now, or up to a second later, as HTTP writes dates."""
-    moment = datetime.now(UTC) + timedelta(seconds=seconds)
-    return format_datetime(datetime.fromtimestamp(math.ceil(moment.timestamp()), UTC), usegmt=True)
+@dataclass(frozen=True)
+class Seen:
+    """A request as it came; `started` is on the monotonic clock."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict
+    started: float
 
 
-def _changed(answer: JudgeAnswer, draw: Draw) -> Response:
-    """A reply that begins as the answer."""
-    fault, first = str(draw.fault), draw.detail < 0.5
-    if fault == "wrong_count":
-        fewer = answer.verdicts[:-1]
-        other = fewer if first and fewer else (*answer.verdicts, answer.verdicts[-1])
-        return as_json(replace(answer, verdicts=other).completion())
-    content = answer.completion()
-    choice, usage = content["choices"][0], content["usage"]
-    if fault == "null_content":
-        _say(choice, None)
-    elif fault == "content_filter":
-        _say(choice, "", "content_filter")
-    elif fault == "finish_length":
-        _say(choice, answer.text[: len(answer.text) // 2], "length")
-    elif fault == "absurd_usage":
-        usage.update({"prompt_tokens": -usage["prompt_tokens"]} if first else {"completion_tokens": 10**12})
-        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
-    elif fault == "no_usage":
-        del content["usage"]
-    reply = as_json(content)
-    return Response(reply.body[: len(reply.body) // 2], media_type="application/json") if fault == "cut_json" else reply
+Part = bytes | float | None  # bytes to send, seconds to wait, or a reset of the connection
 
 
-def _say(choice: dict[str, Any], text: str | None, reason: str = "") -> None:
-    """Puts another text in a choice; its logprobs would be of the old one."""
-    choice["logprobs"] = None
-    choice["finish_reason"] = reason or choice["finish_reason"]
-    if "message" in choice:
-        choice["message"]["content"] = text
-    else:
-        choice["text"] = text
+class WireServer:
+    """Answers each request with what `reply(seen, number)` returns: the whole response, or its parts in turn."""
+
+    def __init__(self, reply: Callable[[Seen, int], bytes | Iterable[Part]] | None = None) -> None:
+        self.reply = reply or (lambda seen, number: ok())
+        self.seen: list[Seen] = []
+        self.active = self.most_active = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+
+    def __enter__(self) -> "WireServer":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._stop.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as stream:
+            try:
+                while (line := stream.readline()).strip():
+                    self._answer(connection, stream, line.decode().split()[1])
+            except (OSError, _ResetError):
+                pass
+
+    def _answer(self, connection: socket.socket, stream, path: str) -> None:
+        headers = {}
+        while text := stream.readline().decode("latin-1").strip():
+            name, value = text.split(":", 1)
+            headers[name.lower()] = value.strip()
+        body = json.loads(stream.read(int(headers.get("content-length", 0))) or b"{}")
+        with self._lock:
+            self.seen.append(Seen(path, headers, body, time.monotonic()))
+            self.active += 1
+            self.most_active = max(self.active, self.most_active)
+            number = len(self.seen)
+        try:
+            parts = self.reply(self.seen[number - 1], number)
+        finally:
+            with self._lock:
+                self.active -= 1
+        for part in [parts] if isinstance(parts, bytes) else parts:
+            if part is None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                raise _ResetError
+            if isinstance(part, bytes):
+                connection.sendall(part)
+            elif self._stop.wait(part):
+                return
+
+
+class _ResetError(Exception):
+    pass
+
+
+def http(status: int, body: object, reason: str = "Said", **headers: object) -> bytes:
+    """A whole response; a body that is not bytes is sent as JSON. Header names: "retry_after" is "retry-after"."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = {"content-type": "application/json", "content-length": len(data)}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"HTTP/1.1 {status} {reason}\r\n{head}\r\n".encode("latin-1") + data
+
+
+def said(text: object = "Yes.", reason: str = "stop", usage: object = (7, 3), kind: str = "chat") -> dict:
+    """The JSON of a reply."""
+    part = {"message": {"role": "assistant", "content": text}} if kind == "chat" else {"text": text}
+    counts = {"prompt_tokens": usage[0], "completion_tokens": usage[1]} if isinstance(usage, tuple) else usage
+    return {"id": "1", "model": "m", "choices": [{"index": 0, "finish_reason": reason, **part}], "usage": counts}
+
+
+def ok(text: object = "Yes.", **settings) -> bytes:
+    """A whole response with a reply."""
+    return http(200, said(text, **settings))
+
+
+def failed(status: int, message: str = "no", **headers: object) -> bytes:
+    """A whole response with an error."""
+    return http(status, {"error": {"message": message}}, **headers)
+
+
+KEY = "sk-canary-0123456789abcdef"
+PRICES = Prices.load({"m-1": [1.0, 2.0]})
+
+
+def chat(url, text="Well?", **more):
+    body = {"model": "m-1", "messages": [{"role": "user", "content": text}], "max_tokens": 9}
+    return Request(url, "chat", body | more)
+
+
+WARM = openai.resources.chat, stamina
+"""Loaded before any clock starts: the package loads them at its first request, which takes a second."""
+
+
+def asked(endpoint, requests, *, client=Client, questions=(), label="", **settings):
+    """Ask all at once: the answers and errors in order."""
+
+    async def main():
+        async with client(endpoint, **settings) as open_client:
+            asks = (open_client.ask(request, questions=questions, label=label) for request in requests)
+            return await asyncio.gather(*asks, return_exceptions=True)
+
+    return run(main())
+
+
+def ask(server, count=1, *, config=None, **settings):
+    """Ask `count` questions at once: the answers and errors in order, and the seconds it took."""
+    start = time.monotonic()
+    requests = [chat(server.url, f"Question {i}?") for i in range(count)]
+    results = asked(Endpoint(server.url, KEY), requests, config=ClientConfig(**(config or {})), **settings)
+    assert all(isinstance(result, APIError) or hasattr(result, "reply") for result in results), results
+    return results, time.monotonic() - start
+
+
+def first(server, **settings):
+    return ask(server, **settings)[0][0]
+
+
+def ask_one(server, ledger, *, request=None, **settings):
+    """One answer by way of a ledger; its error is raised."""
+    (result,) = asked(Endpoint(server.url), [request or chat(server.url)], ledger=ledger, **settings)
+    if isinstance(result, BaseException):
+        raise result
+    return result

@@ -3,6 +3,7 @@
 Models lie in folders as the hub has them: bfloat16, sharded, several ends, rows beyond the tokenizer's.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -191,4 +192,48 @@ def build_hub_folder(family: str, folder: Path, *, reward: bool = False, seed: i
         )
     model.save_pretrained(folder, max_shard_size="40KB")
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_tiny_reward_model(folder: Path, *, num_labels: int = 1) -> Path:
+    """Writes the folder of a reward model: two-layer LLaMA, random weights, byte-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        clean_up_tokenization_spaces=False,
+    )
+    settings = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_labels=num_labels,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForSequenceClassification(settings)
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                torch.nn.init.normal_(parameter, std=0.3)  # far from linear, so that what is read matters
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    template = {"prompt_inputs": "{instruction}|{input}:", "prompt_noinputs": "{instruction}:"}
+    (folder / "prompt_template.json").write_text(json.dumps(template))
     return folder

@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """The folder of a reward model: to be read, and copied before it is changed."""
-    from tiny_reward_model import make_tiny_reward_model
+    from hub_models import make_tiny_reward_model
 
     return make_tiny_reward_model(tmp_path_factory.mktemp("tiny") / "model")
 

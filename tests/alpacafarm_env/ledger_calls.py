@@ -204,17 +204,9 @@ def _spend_some(ledger, settings, name):
             (fail(ledger, attempt, state="unknown") if lost else succeed(ledger, attempt, [], raw, nano / 1e9)).result()
 
 
-def hold(settings):
-    """Claims questions and waits to be killed, or ends without a word."""
-    ledger = Ledger(settings["store"], lease_s=settings["lease_s"])
-    assert len(claim(ledger, question_keys(settings["count"]))) == settings["count"]
-    print("ready", flush=True)
-    time.sleep(settings["hold_s"])
-
-
 def main():
     settings = json.loads(sys.argv[1])
-    task = {"ask": ask, "spend": spend, "hold": hold}[settings["task"]]
+    task = {"ask": ask, "spend": spend}[settings["task"]]
     children = []
     for index in range(settings.get("processes", 0)):
         child = os.fork()

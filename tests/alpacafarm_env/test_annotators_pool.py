@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from faulty_server import Faults, FaultyJudgeServer
+from faulty_server import FaultyJudgeServer
 from judge_requests import SINGLE, chances, cut, truth
 
 from alpacafarm_env import errors
@@ -21,7 +21,6 @@ from alpacafarm_env.llm.ledger import Ledger
 from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.oracles import Flip
 from alpacafarm_env.oracles.judges import KeyedDraws
-from alpacafarm_env.sandbox.judges import Annotator
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def test_eval_and_ann_share_their_answers(server, asked, make, pairs, tmp_path):
 def test_replies_without_verdicts_are_asked_again(make, pairs, fault, rate, least, error):
     """A pair alone has three tries after a wrong count, and one after a refusal."""
     rows = cut(pairs, 100)
-    with FaultyJudgeServer(faults=Faults({fault: rate}), seed=3) as server:
+    with FaultyJudgeServer({fault: rate}, seed=3) as server:
         verdicts = make(server, "greedy").judge(*rows)
         assert server.stats()["by_fault"][fault] > 5
     missing = np.isnan(verdicts.scores)
@@ -128,7 +127,7 @@ def test_a_better_parser_reads_what_was_paid_for(server, asked, make, pairs, mon
 
 def test_a_failed_request_leaves_its_rows_unscored(make, pairs):
     rows = cut(pairs, 40)
-    with FaultyJudgeServer(faults=Faults({"server_error": 0.3})) as server:
+    with FaultyJudgeServer({"server_error": 0.3}) as server:
         pool = make(server, SINGLE)
         pool.limits = ClientConfig(max_attempts=1)
         verdicts = pool.judge(*rows)
@@ -140,24 +139,6 @@ def test_a_failed_request_leaves_its_rows_unscored(make, pairs):
         # Failures are no answers: they are asked again, and nothing else is.
         assert server.stats()["requests"] - before == missing.sum()
     assert np.array_equal(again.scores[~missing], verdicts.scores[~missing])
-
-
-def test_both_orders_cancel_a_liking_for_a_position(make, pairs, tmp_path, monkeypatch):
-    instructions, a, b = cut(pairs, 20)
-    with JudgeServer() as server:
-        common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
-        first_shown = Annotator("first", (0.0,) * 6, 0.0, 0.0, 0.0, 5.0, 0.3)
-        monkeypatch.setattr(server.judging, "_annotators", {"greedy_gpt4": first_shown})
-        seen, answer = [], server.judging.answer
-        monkeypatch.setattr(server.judging, "answer", lambda asked, key: seen.append(asked.items) or answer(asked, key))
-        judge = make_pool("greedy", both_orders=True, **common)
-        verdicts = judge.judge(instructions, a, b)
-        # Four requests an order: no request shows a pair in both, where the judge would see the contradiction.
-        assert server.stats()["requests"] == 8
-        for request in seen:
-            assert len({(item.instruction, *sorted(item[1:])) for item in request}) == len(request)
-    assert (verdicts.scores == 0.5).all()
-    assert not verdicts.details["orders_agree"].any()
 
 
 def test_a_pool_with_a_prompt_of_ones_own(server, make, pairs, tmp_path):
@@ -230,7 +211,7 @@ def test_a_users_error_loses_no_paid_answer(make, pairs):
 def test_the_ledger_holds_every_attempt_and_no_key(make, pairs, tmp_path):
     key = "sk-canary-1234567890abcdef"
     rates = {"server_error": 0.2, "content_filter": 0.2, "null_content": 0.1}
-    with FaultyJudgeServer(faults=Faults(rates)) as server:
+    with FaultyJudgeServer(rates) as server:
         pool = make(server, SINGLE, prices={"sandbox-gpt4": (100.0, 100.0)}, api_key=key)
         verdicts = pool.judge(*cut(pairs, 40))
         total, stats = pool.ledger.do(sql.spending).result().sum(), server.stats()
@@ -293,15 +274,6 @@ SHARED = PoolConfig(
 """The same annotator, drawn alike, but five pairs a request."""
 
 
-def test_an_uncached_pair_takes_four_ledger_operations(make, pairs, monkeypatch):
-    with JudgeServer() as server:
-        pool, operations = make(server, SINGLE), []
-        do = pool.ledger.do
-        monkeypatch.setattr(pool.ledger, "do", lambda op, *args, **more: operations.append(op) or do(op, *args, **more))
-        pool.judge(*cut(pairs, 1))
-    assert operations == [sql.claim, sql.begin, sql.succeed, sql.release]
-
-
 def test_what_another_call_asks_is_waited_for(make, pairs):
     """The other call shares a request among pairs that this one would have asked in two."""
     with JudgeServer(latency_s=0.2) as server:
@@ -327,40 +299,23 @@ def wanted(pool, rows):
     return {question.key: question for question in questions}
 
 
-def asked_at_once(pool, rows, monkeypatch, ahead):
-    """The requests in the order in which the client was asked, the most it was asked at once, and the verdicts."""
-    order, most, active, ask = [], 0, 0, Client.ask
+@pytest.mark.parametrize(("pool", "fault", "requests", "most"), [(SINGLE, 0.0, 15, 3), (SHARED, 1.0, 48, 1)])
+def test_few_requests_are_made_ahead(make, pairs, monkeypatch, pool, fault, requests, most):
+    """Also where shared requests, each followed by its pairs' own, hold all the places there are."""
+    active, ask = [], Client.ask
 
     async def counted(self, request, **options):
-        nonlocal active, most
-        order.append(str(request.body))
-        active, most = active + 1, max(most, active + 1)
+        active.append((active[-1] if active else 0) + 1)
         try:
             return await ask(self, request, **options)
         finally:
-            active -= 1
+            active.append(active[-1] - 1)
 
-    questions = wanted(pool, rows)
-    with monkeypatch.context() as patch:
-        patch.setattr(asking, "AHEAD", ahead)
-        patch.setattr(Client, "ask", counted)
+    with FaultyJudgeServer({"wrong_count": fault}) as server:
+        pool = make(server, pool, max_concurrency=1)
+        questions = wanted(pool, cut(pairs, 15))
+        monkeypatch.setattr(asking, "AHEAD", most - 1)
+        monkeypatch.setattr(Client, "ask", counted)
         answers = asyncio.run(asyncio.wait_for(asking.Call(pool, questions).run(), 30))
-    return order, most, [answers[key].score for key in questions]
-
-
-def test_few_requests_are_made_ahead_in_order(make, pairs, monkeypatch, tmp_path):
-    rows = cut(pairs, 30)
-    with JudgeServer() as server:
-        pools = [make(server, SINGLE, max_concurrency=2, ledger=tmp_path / name) for name in ("few", "all")]
-        order, most, scores = asked_at_once(pools[0], rows, monkeypatch, ahead=3)
-        assert (most, len(order)) == (5, 30)
-        assert asked_at_once(pools[1], rows, monkeypatch, ahead=999) == (order, 30, scores)
-
-
-def test_pairs_that_are_asked_again_find_a_place(make, pairs, monkeypatch):
-    """Shared requests, of which each is followed by its pairs' own, hold all the places there are."""
-    rows = cut(pairs, 15)
-    with FaultyJudgeServer(faults=Faults({"wrong_count": 1.0})) as server:
-        order, most, scores = asked_at_once(make(server, SHARED, max_concurrency=1), rows, monkeypatch, ahead=0)
-    assert (most, len(order)) == (1, 3 + 3 * 15)
-    assert np.isnan(scores).all()
+    assert (max(active), len(active)) == (most, 2 * requests)
+    assert {bool(np.isnan(answers[key].score)) for key in questions} == {bool(fault)}

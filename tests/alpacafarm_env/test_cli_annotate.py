@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_files import make_pairs, read, requests, write
-from faulty_server import Faults, FaultyJudgeServer
+from faulty_server import FaultyJudgeServer
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.annotators.pool import make_pool
@@ -193,7 +193,7 @@ def test_both_orders_ask_the_missing_one_and_average(call, tmp_path, capsys):
 
 def test_refused_texts_are_asked_again_and_unreadable_replies_are_not(call, tmp_path, capsys):
     pairs, counts = write(tmp_path / "pairs.json", make_pairs(40)), []
-    with FaultyJudgeServer(anyway=True, faults=Faults({"finish_length": 0.5, "content_filter": 0.2})) as filtering:
+    with FaultyJudgeServer({"finish_length": 0.5, "content_filter": 0.2}, anyway=True) as filtering:
         for _ in range(3):
             assert call("judge", "annotate", pairs, "--out", "out.json", at=filtering) == 1
             text = capsys.readouterr().out

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from command_files import make_pairs, outputs, read, requests, write
-from faulty_server import Faults, FaultyJudgeServer
+from faulty_server import FaultyJudgeServer
 
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.cli.annotations import FIELDS
@@ -115,7 +115,7 @@ def test_faulty_pairs_are_named(call, anyway, tmp_path, capsys, change, told):
 def test_a_leaderboard_row_with_bounds(call, tmp_path, capsys):
     ours, base = outputs(24)
     args = (write(tmp_path / "ours.json", ours), "--reference", write(tmp_path / "base.json", base))
-    with FaultyJudgeServer(anyway=True, faults=Faults({"finish_length": 0.7})) as cutting:
+    with FaultyJudgeServer({"finish_length": 0.7}, anyway=True) as cutting:
         assert call("judge", "evaluate", *args, "--out", "annotations.json", at=cutting) == 1
     rows = read(tmp_path / "annotations.json")
     assert [row["output_1"] for row in rows] == [row["output"] for row in base]

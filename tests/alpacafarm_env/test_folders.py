@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_models import make_tiny_reward_model
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from tiny_reward_model import make_tiny_reward_model
 
 from alpacafarm_env import pretrained, sandbox
 from alpacafarm_env.errors import CheckpointError, DataError, NotEnoughMemoryError

@@ -1,4 +1,4 @@
-"""The writer thread, forks, a full disk; then many processes on one ledger, and SIGKILL at any moment.
+"""Forks, many processes on one ledger, SIGKILL at any moment; and a model of all operations.
 
 No answer that was committed is lost, each question is paid once, a dead owner is replaced, a budget is never passed.
 The long forms are the goal: 50 kills over 2,000 questions, 8 processes, 20 budgets.
@@ -6,12 +6,19 @@ The long forms are the goal: 50 kills over 2,000 questions, 8 processes, 20 budg
 
 import json
 import random
+import shutil
+import tempfile
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from ledger_calls import (
     answer,
     attempts,
@@ -24,34 +31,20 @@ from ledger_calls import (
     lines,
     lookup,
     question_keys,
-    read_beside,
     start,
-    succeed,
     total,
     true_label,
     wait_ready,
 )
 
-from alpacafarm_env.errors import BudgetExceededError, LedgerError
-from alpacafarm_env.llm import ledger as ledger_module
-from alpacafarm_env.llm.ledger import Ledger, shared_ledger
+from alpacafarm_env.errors import BudgetExceededError, LedgerError, PriceError
+from alpacafarm_env.llm.ledger import Ledger
+from alpacafarm_env.llm.ledger import operations as sql
+from alpacafarm_env.llm.ledger.file import connect, prepare
+from alpacafarm_env.llm.ledger.operations import Claimed, Owner, Stored
 
 # Newer Pythons warn of every fork beside threads; that it is safe here is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
-def test_one_failing_operation_of_a_group_is_undone_alone(ledger):
-    def half(conn):
-        conn.execute("INSERT INTO replies VALUES ('half', '{}', '', '')")
-        raise KeyError("half way")
-
-    with ledger._lock:  # the writer waits, so that what follows becomes one group
-        futures = [begin(ledger, "1"), ledger.do(half), begin(ledger, "2", budget_usd=0.15), succeed(ledger, 10**6)]
-        futures.append(begin(ledger, "3"))
-    assert [type(future.exception()) for future in futures[1:4]] == [KeyError, BudgetExceededError, LedgerError]
-    assert [futures[i].exception() for i in (0, 4)] == [None, None]
-    assert read_beside(ledger.path, "SELECT count(*) FROM replies") == [(0,)]
-    assert read_beside(ledger.path, "SELECT request_key FROM attempts") == [("1",), ("3",)]
 
 
 def test_a_forked_child_has_a_handle_of_its_own(ledger):
@@ -95,47 +88,7 @@ def test_forks_while_threads_write(ledger):
     assert set(lookup(ledger, *keys)) == set(keys)
 
 
-def test_a_fork_while_a_thread_opens_the_shared_ledger(tmp_path):
-    holds = threading.Event()
-
-    def hold():
-        with ledger_module._OPENING:
-            holds.set()
-            time.sleep(0.2)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert holds.wait(10)
-    assert fork(lambda: shared_ledger(tmp_path / "l").close())
-    thread.join()
-
-
-def test_a_full_disk_loses_nothing_stored(monkeypatch, tmp_path):
-    """Every connection may use 60 pages (240 kB)."""
-    connect = ledger_module.connect
-
-    def limited(*args, **kwargs):
-        conn = connect(*args, **kwargs)
-        conn.execute("PRAGMA max_page_count = 60")
-        return conn
-
-    monkeypatch.setattr(ledger_module, "connect", limited)
-    kept, refused = [], None
-    with Ledger(tmp_path / "l") as ledger:
-        while refused is None:
-            attempt = begin(ledger, str(len(kept))).result()
-            refused = succeed(ledger, attempt, [str(len(kept))], raw="x" * 10_000).exception()
-            kept += [] if refused else [str(len(kept))]
-        assert isinstance(refused, LedgerError)
-        assert "disk is full" in str(refused)
-    with Ledger(tmp_path / "l") as ledger:
-        assert len(kept) > 5
-        assert set(lookup(ledger, *kept, str(len(kept)))) == set(kept)
-        assert (total(ledger).answered, total(ledger).unknown) == (len(kept), 1)
-
-
 THREADS = 8
-LEASE_S = 0.6
 
 
 def settings_for(folder, **more):
@@ -153,19 +106,19 @@ def labels(path, count):
 @pytest.mark.parametrize(("kills", "count"), [(3, 120), pytest.param(50, 2_000, marks=pytest.mark.slow)])
 def test_no_committed_answer_is_lost(tmp_path, kills, count):
     """What was billed twice can be read in the ledger."""
-    settings, moments = settings_for(tmp_path, count=count, batch=64, latency_s=0.01, lease_s=0.3), random.Random(0)
+    run, moments = settings_for(tmp_path, count=count, batch=64, latency_s=0.01, lease_s=0.3), random.Random(0)
     for _ in range(kills):
-        process = start(**settings)
+        process = start(**run)
         try:
             wait_ready(process)
-            time.sleep(moments.uniform(0.0, 6 * count / kills * settings["latency_s"] / THREADS))
+            time.sleep(moments.uniform(0.0, 6 * count / kills * run["latency_s"] / THREADS))
         finally:
             kill(process)
-        assert set(lines(settings["acknowledged"])) <= set(labels(settings["store"], count))
-    finish(start(**settings))
-    assert labels(settings["store"], count) == {key: true_label(key) for key in question_keys(count)}
-    bills = billed(settings["bills"])
-    with Ledger(settings["store"]) as ledger:
+        assert set(lines(run["acknowledged"])) <= set(labels(run["store"], count))
+    finish(start(**run))
+    assert labels(run["store"], count) == {key: true_label(key) for key in question_keys(count)}
+    bills = billed(run["bills"])
+    with Ledger(run["store"]) as ledger:
         rows = Counter((row.request_key.removeprefix("request "), row.state) for row in attempts(ledger))
         spent = total(ledger)
     extra = sum(bills.values()) - count
@@ -184,53 +137,30 @@ def test_no_committed_answer_is_lost(tmp_path, kills, count):
         (4, 60, 20),
         pytest.param(8, 500, 0, marks=pytest.mark.slow),
         pytest.param(8, 500, 100, marks=pytest.mark.slow),
-        pytest.param(8, 250, 250, marks=pytest.mark.slow),
     ],
-    ids=["overlapping", "8 x the same 500", "8 x 500 overlapping", "8 x 250 disjoint"],
 )
 def test_processes_pay_each_question_once(tmp_path, processes, count, step):
-    settings = settings_for(tmp_path, processes=processes, count=count, step=step)
-    finish(start(**settings))
+    run = settings_for(tmp_path, processes=processes, count=count, step=step)
+    finish(start(**run))
     keys = question_keys(count + step * (processes - 1))
-    assert billed(settings["bills"]) == dict.fromkeys(keys, 1)
-    with Ledger(settings["store"]) as ledger:
+    assert billed(run["bills"]) == dict.fromkeys(keys, 1)
+    with Ledger(run["store"]) as ledger:
         assert len(lookup(ledger, *keys)) == len(keys)
         assert total(ledger).unknown == 0
-
-
-def wait_for_claim(ledger, limit_s):
-    owner, started = ledger.new_owner(), time.monotonic()
-    while time.monotonic() - started < limit_s:
-        if claim(ledger, question_keys(3), owner):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def test_a_killed_owner_loses_its_leases(tmp_path):
-    holder = start(**settings_for(tmp_path, task="hold", count=3, hold_s=60, lease_s=LEASE_S))
-    try:
-        wait_ready(holder)
-        with Ledger(tmp_path / "store", lease_s=LEASE_S) as ledger:
-            assert not wait_for_claim(ledger, 2 * LEASE_S)
-            holder.kill()
-            assert wait_for_claim(ledger, LEASE_S + 1)
-    finally:
-        kill(holder)
 
 
 def spend(folder, *, processes=0, budget=10.0, kill_after_s=None):
     """Runs the spenders to their end, or kills them; returns what the server has billed so far, in dollars."""
     shape = {"task": "spend", "threads": 32, "reserve_nano": 50_000_000, "processes": processes, "budget": budget}
-    settings = settings_for(folder, lease_s=0.5, **shape)
-    spender = start(**settings)
+    run = settings_for(folder, lease_s=0.5, **shape)
+    spender = start(**run)
     if kill_after_s is None:
         finish(spender)
     else:
         wait_ready(spender)
         time.sleep(kill_after_s)
         kill(spender)
-    return sum(int(line.split()[1]) for line in lines(settings["bills"])) / 1e9
+    return sum(int(line.split()[1]) for line in lines(run["bills"])) / 1e9
 
 
 @pytest.mark.parametrize(
@@ -249,3 +179,200 @@ def test_a_budget_is_never_passed(tmp_path, run, processes):
     assert spend(tmp_path, processes=1, budget=11.0) + spent.reserved_usd > 10.0
     with Ledger(tmp_path / "store") as ledger:
         assert 10.95 < total(ledger).usd <= 11.0
+
+
+LEASE_S = 15.0
+CENT = sql.NANO // 100
+PROCESSES, CALLS = st.sampled_from([0, 1]), st.sampled_from([0, 1])
+QUESTIONS = st.lists(st.sampled_from("abcd"), max_size=4)
+REQUESTS = st.sampled_from(["r", "s", "t"])
+CENTS = st.none() | st.integers(0, 40)
+
+
+def usd(cents):
+    return None if cents is None else cents / 100
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """`attempts` holds [state, reserve, cost, handle, request] by id; costs are in cents."""
+
+    running = Bundle("running")
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.path = self.folder / "ledger.sqlite"
+        prepare(self.path, replay=False)
+        self.now, self.num_handles = 1000.0, 0
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(sql, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.replies, self.links, self.attempts, self.leases, self.beats = {}, {}, {}, {}, {}
+        self.handles, self.conns = ["", ""], [None, None]
+        for process in (0, 1):
+            self.open(process)
+
+    def teardown(self):
+        for conn in self.conns:
+            conn.close()
+        self.patch.undo()
+        shutil.rmtree(self.folder)
+
+    def do(self, process, operation, *args, **kwargs):
+        conn = self.conns[process]
+        conn.execute("BEGIN IMMEDIATE")
+        try:
+            result = operation(conn, *args, **kwargs)
+        except BaseException:
+            conn.execute("ROLLBACK")
+            raise
+        conn.execute("COMMIT")
+        return result
+
+    def open(self, process):
+        """As `Ledger` does: a new handle, and what the dead have left is ended."""
+        self.num_handles += 1
+        self.handles[process] = str(self.num_handles)
+        self.conns[process] = connect(self.path)
+        self.conns[process].execute("PRAGMA synchronous = OFF")
+        self.do(process, sql.reap)
+        self.reap()
+
+    def owner(self, process, call=0):
+        return Owner(self.handles[process], call, LEASE_S)
+
+    def alive(self, handle):
+        beat = self.beats.get(handle, -1e9)
+        return beat <= self.now < beat + LEASE_S
+
+    def reap(self):
+        self.leases = {key: owner for key, owner in self.leases.items() if self.alive(owner[0])}
+        for row in self.attempts.values():
+            if row[0] == "running" and not self.alive(row[3]):
+                row[0] = "unknown"
+        self.beats = {handle: beat for handle, beat in self.beats.items() if self.alive(handle)}
+
+    @property
+    def counted(self):
+        """Cents: an attempt's cost; without one nothing if it failed, else its reserve."""
+        costs = ((cost, 0 if state == "failed" else reserve) for state, reserve, cost, *_ in self.attempts.values())
+        return sum((reserve or 0) if cost is None else cost for cost, reserve in costs)
+
+    def link(self, request, questions):
+        for position, question in enumerate(questions):
+            _, linked, _, _, tries = self.links.get(question, ("", None, 0, 0, 0))
+            if linked is None or (len(questions) == 1 and linked != request):
+                size = len(questions)
+                self.links[question] = Stored(self.replies[request], request, position, size, tries + (size == 1))
+
+    @rule(process=PROCESSES, call=CALLS, questions=QUESTIONS, again=QUESTIONS)
+    def claim(self, process, call, questions, again):
+        owner = self.handles[process], call
+        stored = {key: self.links[key] for key in questions if key in self.links}
+        wanted = [key for key in dict.fromkeys(questions) if key not in stored or key in again]
+        if wanted:
+            self.beats[owner[0]] = self.now
+            self.reap()
+        mine = [key for key in wanted if self.leases.setdefault(key, owner) == owner]
+        assert self.do(process, sql.claim, questions, self.owner(process, call), again) == Claimed(stored, mine)
+
+    @rule(process=PROCESSES, call=CALLS)
+    def release(self, process, call):
+        self.leases = {key: owner for key, owner in self.leases.items() if owner != (self.handles[process], call)}
+        self.do(process, sql.release, self.owner(process, call))
+
+    @rule(
+        target=running,
+        process=PROCESSES,
+        request=REQUESTS,
+        questions=QUESTIONS,
+        reserve=CENTS,
+        budget=st.none() | st.integers(0, 100),
+    )
+    def begin(self, process, request, questions, reserve, budget):
+        questions = list(dict.fromkeys(questions))
+        settings = {"request_key": request, "host": "h", "model": "m", "label": "l", "question_keys": questions}
+        settings |= {"reserve_usd": usd(reserve), "budget_usd": usd(budget), "owner": self.owner(process)}
+        if request in self.replies:
+            self.link(request, questions)
+            assert self.do(process, sql.begin, **settings) == self.replies[request]
+            return None
+        if budget is not None and (reserve is None or self.counted + reserve > budget):
+            with pytest.raises(PriceError if reserve is None else BudgetExceededError):
+                self.do(process, sql.begin, **settings)
+            return None
+        attempt = self.do(process, sql.begin, **settings)
+        self.beats[self.handles[process]] = self.now
+        assert attempt == len(self.attempts) + 1
+        self.attempts[attempt] = ["running", reserve, None, self.handles[process], request]
+        return attempt
+
+    @rule(process=PROCESSES, attempt=consumes(running), raw=st.text(max_size=9), cost=CENTS, questions=QUESTIONS)
+    def succeed(self, process, attempt, raw, cost, questions):
+        """Also of an attempt that was taken for dead."""
+        if attempt is not None:
+            questions = list(dict.fromkeys(questions))
+            usage = {"prompt_tokens": 1, "completion_tokens": None, "cost_usd": usd(cost)}
+            raw = raw.encode("utf-8", "replace").decode()
+            request = self.attempts[attempt][4]
+            self.attempts[attempt][:3] = ["answered", self.attempts[attempt][1], cost]
+            self.replies.setdefault(request, raw)
+            self.link(request, questions)
+            stands = self.do(process, sql.succeed, attempt, raw=raw, question_keys=questions, **usage)
+            assert stands == self.replies[request]
+            self.ended(process, attempt)
+
+    @rule(process=PROCESSES, attempt=consumes(running), state=st.sampled_from(["failed", "unknown"]), cost=CENTS)
+    def fail(self, process, attempt, state, cost):
+        if attempt is not None:
+            self.attempts[attempt][:3] = [state, self.attempts[attempt][1], cost]
+            self.do(process, sql.fail, attempt, error="e", status=500, state=state, cost_usd=usd(cost))
+            if state == "failed":
+                self.ended(process, attempt)
+
+    def ended(self, process, attempt):
+        with pytest.raises(LedgerError):
+            self.do(process, sql.fail, attempt, error="e", status=None, state="failed", cost_usd=None)
+
+    @rule(process=PROCESSES)
+    def beat(self, process):
+        self.do(process, sql.heartbeat, self.handles[process], LEASE_S)
+        self.beats[self.handles[process]] = self.now
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_S / 2, LEASE_S, -10_000.0]))
+    def pass_time(self, seconds):
+        """Less than none: the machine was started again."""
+        self.now += seconds
+
+    @rule(process=PROCESSES, closed=st.booleans())
+    def end_and_open_again(self, process, closed):
+        """A process that was killed is seen to be dead when it no longer beats."""
+        handle = self.handles[process]
+        if closed:
+            self.do(process, sql.reap, handle)
+            self.beats.pop(handle, None)
+            self.reap()
+        self.conns[process].close()
+        self.open(process)
+
+    @invariant()
+    def answers_are_the_models(self):
+        for conn in self.conns:
+            assert sql.lookup(conn, "abcde") == self.links
+
+    @invariant()
+    def money_and_leases_are_the_models(self):
+        found = sql.spending(self.conns[0]).sum()
+        states = [
+            "unknown" if state == "running" and not self.alive(handle) else state
+            for state, _, _, handle, _ in self.attempts.values()
+        ]
+        for state in ("answered", "failed", "unknown", "running"):
+            assert getattr(found, state) == states.count(state)
+        assert found.usd == pytest.approx(self.counted / 100, abs=1e-9)
+        assert self.conns[1].execute("SELECT counted FROM totals").fetchall() == [(self.counted * CENT,)]
+        held = self.conns[1].execute("SELECT question, handle, call FROM leases").fetchall()
+        assert {key: owner for key, *owner in held} == {key: list(owner) for key, owner in self.leases.items()}
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
+TestLedger = LedgerMachine.TestCase

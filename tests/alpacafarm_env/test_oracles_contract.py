@@ -211,14 +211,10 @@ def test_oracles_cannot_change_the_batch():
     ("answer", "fact"),
     [
         ([1.0], r"2 rows.*\(2,\).*\(1,\)"),
-        (np.zeros((2, 1)), r"\(2, 1\)"),
         (0.5, r"\(\)"),
         ([0.5, None], "dtype object"),
         (["1", "0"], "dtype <U1"),
-        ([True, False], "dtype bool"),
-        ([1 + 1j, 0], "dtype complex128"),
         ([0.0, math.inf], "inf.* in row 1"),
-        ([-math.inf, 0.0], "inf.* in row 0"),
     ],
 )
 def test_a_wrong_answer_is_an_error(answer, fact):
@@ -271,14 +267,6 @@ def test_functions_are_oracles_by_their_name(tiny_dataset):
     both = make_oracle({"ensemble": [length, named, {"name": "constant", "value": 3}]}, dataset=tiny_dataset)
     assert list(both.member_names) == ["length", "mine", "constant"]
     assert both.score(["x", "y"], ["", "123"]).tolist() == [1, 3]
-
-
-@pytest.mark.parametrize("wrong", [["a"], [[1.0]], 1.0, [1.0, 2.0], [math.inf], None, ["1"]])
-def test_function_answers_are_checked(tiny_dataset, wrong):
-    env = InstructionEnv(tiny_dataset, oracle=lambda instructions, responses: wrong)
-    env.reset(seed=0)
-    with pytest.raises(OracleError, match="lambda"):
-        env.step("x")
 
 
 class Gate:
@@ -367,17 +355,6 @@ def test_waiting_for_others_is_limited():
     done = threading.Event()
     threading.Thread(target=lambda: (judge(batched, ["i"], ["a"]), done.set()), daemon=True).start()
     assert done.wait(5)
-
-
-def test_many_threads_get_what_they_would_get_alone():
-    oracle = Gate()
-    batched, asks = MicroBatched(oracle), [[f"{'x' * (n % 7)}{n}"] * (1 + n % 3) for n in range(400)]
-    with ThreadPoolExecutor(16) as threads:
-        found = list(threads.map(lambda batch: batched.score(["i"] * len(batch), batch).tolist(), asks))
-    assert found == [[len(text) for text in batch] for batch in asks]
-    assert sum(map(len, oracle.calls)) == sum(map(len, asks))
-    with pytest.raises(ValueError, match="2"):
-        batched.score(["i"], ["a", "b"])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

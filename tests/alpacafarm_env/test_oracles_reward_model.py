@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
+from hub_models import make_tiny_reward_model
 from safetensors.numpy import load_file, save_file
-from tiny_reward_model import make_tiny_reward_model
 
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.instructions import Instruction

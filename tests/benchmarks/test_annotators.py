@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import written
-from faulty_server import Faults, FaultyJudgeServer
+from faulty_server import FaultyJudgeServer
 
 from alpacafarm_env.annotators import analysis
 from alpacafarm_env.annotators.analysis import COST, Pairs, ask, figures, has_list
@@ -325,7 +325,7 @@ def test_a_judge_of_ones_own_is_measured_or_says_why_not(assets, tmp_path, monke
     ("server", "why"),
     [
         ({"api_key": "right"}, "refused the key"),
-        ({"faults": Faults({"content_filter": 1.0})}, "got none for any of the pairs. The first says"),
+        ({"faults": {"content_filter": 1.0}}, "got none for any of the pairs. The first says"),
         ({}, None),
     ],
 )
