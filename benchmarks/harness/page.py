@@ -66,29 +66,13 @@ class Page:
         return {name: table.title or name.replace("_", " ").capitalize() for name, table in self.tables.items()}
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A PNG image with its caption."""
-
-    png: bytes
-    caption: str
-
-    @property
-    def base64(self) -> str:
-        """The image as text."""
-        return base64.b64encode(self.png).decode("ascii")
-
-
 def publish(study: Study, page: Page) -> None:
     """Writes a page's figures, its report.html and its findings in the manifest, and prints it."""
     notes = [SIMULATION] * page.simulated + [QUICK] * study.quick
     failures = [f"{cell}: FAILED: {' '.join(why.split())}" for cell, why in study.failed.items()]
     study.note(findings=[*page.findings])
-    figures = [
-        Figure(write_png(study.out / f"{name}.png", drawn.drawing), drawn.caption)
-        for name, drawn in page.figures.items()
-    ]
-    content = html(page, figures, read_manifest(study.out), notes=notes, failures=failures)
+    images = {name: write_png(study.out / f"{name}.png", drawn.drawing) for name, drawn in page.figures.items()}
+    content = html(page, images, read_manifest(study.out), notes=notes, failures=failures)
     write_atomic(study.out / "report.html", content)
     shown = {name: page.tables[name] for name in page.printed or page.tables if page.tables[name].rows}
     for name, table in shown.items():
@@ -102,13 +86,13 @@ def publish(study: Study, page: Page) -> None:
 
 def html(
     page: Page,
-    figures: Sequence[Figure],
+    images: Mapping[str, bytes],
     manifest: Mapping[str, Any],
     *,
     notes: Sequence[str] = (),
     failures: Sequence[str] = (),
 ) -> str:
-    """One self-contained HTML document: the first figure, at most `MOST_SENTENCES`, tables; the rest is folded."""
+    """One self-contained HTML document: the first of the `images` (PNG, by figure), few sentences, tables, the rest."""
     result = f"{page.headline[:1].upper()}{page.headline[1:]}." if page.headline else ""
     lead, rest = _lead([result, *(text for text in page.findings if text not in notes)])
     facts = {name: value for name, value in manifest["facts"].items() if not isinstance(value, list)}
@@ -116,7 +100,7 @@ def html(
     return render(
         "harness/page.html.j2",
         page=page,
-        figures=figures,
+        images=[(page.figures[name].caption, base64.b64encode(png).decode()) for name, png in images.items()],
         notes=notes,
         failures=failures,
         lead=lead,

@@ -71,10 +71,7 @@ def looks(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def draw(panels: Sequence[Panel], title: str, note: str = "") -> Figure:
-    """One row of panels with a title; `note`, in small print below, says by whom it was judged and n.
-
-    Curves without a finite value (a judge that the level does not have) are left out, and the panel says so.
-    """
+    """One row of panels with a title; `note`, in small print below, says by whom it was judged and n."""
     # Figure, not pyplot: no global state, no backend to choose, nothing to close.
     figure = Figure(figsize=(1.2 + 4.6 * len(panels), 4.4), dpi=150, layout="constrained")
     for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -119,21 +116,16 @@ def band(values: Array, bounds: tuple[float, float] = UNBOUNDED) -> tuple[Array,
 
 
 def _draw_panel(axis: Axes, panel: Panel) -> None:
-    missing = [curve.label for curve in panel.curves if not np.isfinite(curve.values).any()]
     for (color, marker), curve in zip(looks(curve.label for curve in panel.curves), panel.curves, strict=True):
-        if curve.label not in missing:
-            _draw_curve(axis, curve, color, marker)
+        _draw_curve(axis, curve, color, marker)
     if panel.level is not None:
         axis.axhline(panel.level, color="#888888", linestyle="--", linewidth=1)
     for mark in set(panel.marks):
         axis.axvline(mark, color="#333333", linestyle=":", linewidth=1)
-    if missing:
-        axis.set_title("no value at this level: " + ", ".join(missing), fontsize=8, color="#aa0000")
     axis.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     grid(axis)
-    if axis.get_legend_handles_labels()[1]:
-        axis.legend(fontsize=8, frameon=False)
+    axis.legend(fontsize=8, frameon=False)
 
 
 def _draw_curve(axis: Axes, curve: Curve, color: str, marker: str) -> None:

@@ -88,15 +88,12 @@ class Provenance:
         """Whose responses are to be beaten."""
         return "the sandbox's stand-in for Davinci003" if self.sandbox else f"the references of {self.dataset}"
 
-    def label(self, split: str = "eval", interval: str = "95 % t-intervals of the mean over seeds") -> str:
-        """Level, split, n, seeds and what bars or brackets are, in one line."""
-        count = self.num_eval if split == "eval" else self.num_val
-        seeds = f"{self.num_seeds} seeds, {interval}"
-        if self.num_seeds == 1:
-            seeds = "1 seed, no interval"
+    def label(self, interval: str = "95 % t-intervals of the mean over seeds") -> str:
+        """Level, n, seeds and what bars or brackets are, in one line."""
+        seeds = f"{self.num_seeds} seeds, {interval}" if self.num_seeds > 1 else "1 seed, no interval"
         kind = "sandbox (simulation)" if self.sandbox else self.level
         temperature = f"temperature {self.temperature:g}{self.temperature_note}"
-        return f"Level: {kind}; {split}, n = {count} instructions, {temperature}; {seeds}."
+        return f"Level: {kind}; eval, n = {self.num_eval} instructions, {temperature}; {seeds}."
 
     def judges(self) -> str:
         """Who gives which number."""
@@ -128,11 +125,6 @@ class Table:
         """The rows, a column for each name that they have."""
         frame = pd.DataFrame(rows).astype(str)
         return cls(tuple(map(str, frame)), frame.to_numpy().tolist(), caption, title)
-
-    def __post_init__(self) -> None:
-        for index, row in enumerate(self.rows):
-            if len(row) != len(self.header):
-                raise ValueError(f"row {index}: expected {len(self.header)} cells {self.header}, got {row!r}")
 
     @property
     def numeric(self) -> list[bool]:

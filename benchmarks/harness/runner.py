@@ -52,12 +52,11 @@ class CellError(Exception):
 
     Attributes:
         trace: The traceback, of an unexpected error.
-        full: Whether the disk is full, so that no other cell could be stored either.
     """
 
-    def __init__(self, summary: str, trace: str = "", full: bool = False) -> None:
-        super().__init__(summary, trace, full)
-        self.summary, self.trace, self.full = summary, trace, full
+    def __init__(self, summary: str, trace: str = "") -> None:
+        super().__init__(summary, trace)
+        self.summary, self.trace = summary, trace
 
     @classmethod
     def of(cls, error: Exception) -> CellError:
@@ -65,8 +64,8 @@ class CellError(Exception):
         if isinstance(error, CellError):
             return error
         if isinstance(error, AlpacaFarmError):
-            return cls(str(error), full=is_full(error))
-        return cls(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)), is_full(error))
+            return cls(str(error))
+        return cls(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
 ProgressFn = Callable[[ProgressUpdate], None]
@@ -102,21 +101,24 @@ def _silent(key: str, work: Callable[[], Sequence[Row]], on_progress: ProgressFn
     return work()
 
 
-def attempt(work: Work, on_progress: ProgressFn) -> list[Row] | CellError:
-    """A cell's rows, or what failed in it, to be sent to the process that stores them."""
+def attempt(work: Work, on_progress: ProgressFn) -> list[Row] | Exception:
+    """A cell's rows, or what failed in it, to be sent to the process that stores them.
+
+    That is a CheckpointError where no other cell could be stored either.
+    """
     try:
         return list(work(on_progress))
     except Exception as error:  # noqa: BLE001 - the other process reports it
+        if is_full(error):
+            return CheckpointError(f"{error}. What is stored is kept: make room, and call again.")
         return CellError.of(error)
 
 
-def rows_of(answer: list[Row] | CellError) -> list[Row]:
-    """The rows of an `attempt`; raises what failed, a CheckpointError where no other cell could be stored either."""
-    if not isinstance(answer, CellError):
-        return answer
-    if answer.full:
-        raise CheckpointError(f"{answer.summary}. What is stored is kept: make room, and call again.")
-    raise answer
+def rows_of(answer: list[Row] | Exception) -> list[Row]:
+    """The rows of an `attempt`; raises what failed."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def quiet() -> None:
@@ -373,7 +375,7 @@ class OnRay:
                 self._ray.cancel(answer, force=True)
 
 
-def _attempt_there(pickled: bytes, folder: str, path: list[str]) -> list[Row] | CellError:
+def _attempt_there(pickled: bytes, folder: str, path: list[str]) -> list[Row] | Exception:
     """On a node: in the driver's folder, as paths may be relative, and with its modules, one's own among them."""
     from ray import cloudpickle
 

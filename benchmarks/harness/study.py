@@ -131,7 +131,6 @@ class Study:
     ) -> None:
         self.out = Path(out)
         self.quick, self.ray = quick, ray
-        stored.refuse_taken(self.out)
         self.name = name
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config), default=str))
         self.seeds = list(seeds)

@@ -259,14 +259,14 @@ def draw_figures(summary: Summary, where: Provenance) -> dict[str, Drawn]:
     """human_against_simulated, for three methods or more that have both win rates, and win_rates, with captions."""
     figures = {}
     if len(summary.both()) >= FEWEST:
-        told = "Human against simulated win rate, one point a method; bars are one standard error over seeds, the "
+        begin = "Human against simulated win rate, one point a method; bars are one standard error over seeds, the "
         drawing = draw_scatter(summary, f"{where.label(interval='bars: one standard error')} {where.judges()}")
-        caption = f"{told}dashed line is equality. {where.label(interval='bars: one standard error')}"
+        caption = f"{begin}dashed line is equality. {where.label(interval='bars: one standard error')}"
         figures["human_against_simulated"] = Drawn(drawing, caption)
-    told = f"Win rate of every method, best {summary.feedbacks[0]} one on top, with 95 % t-intervals over seeds. "
-    told += "Hollow diamonds: the paper's win rates, of LLaMA 7B against Davinci003; other models and judges."
+    begin = f"Win rate of every method, best {summary.feedbacks[0]} one on top, with 95 % t-intervals over seeds. "
+    begin += "Hollow diamonds: the paper's win rates, of LLaMA 7B against Davinci003; other models and judges."
     drawing = draw_win_rates(summary, f"{where.label()} {where.judges()}")
-    return figures | {"win_rates": Drawn(drawing, f"{told} {where.label()}")}
+    return figures | {"win_rates": Drawn(drawing, f"{begin} {where.label()}")}
 
 
 def draw_win_rates(summary: Summary, note: str) -> Drawing:

@@ -22,8 +22,6 @@ GROUPED: Final = ("best_of_n", "ppo")
 GROUPS: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
     "flips": ("share of flipped labels", FLIPS),
     "labellers": ("who labels", (NOISY, "human", CLEAN, "gpt4")),
-    "sizes": ("number of labels, size of the reward model", (NOISY, "labels_10000", "layers_1")),
-    "ensembles": ("ensembles", (NOISY, "mean_3", "wco_3", "uwo_3")),
 }
 """Treatments that are drawn together: file name -> title and names. Others are drawn next to `NOISY`."""
 NOISE: Final = "overoptimization"
@@ -76,7 +74,7 @@ def page(folder: Path) -> Page:
     captions = sentences("overoptimization/captions.txt.j2", label=shown.label())
     return Page(
         "Over-optimization of a noisy reward",
-        {name: Table.of(each, told) for (name, each), told in zip(rows.items(), captions, strict=True)},
+        {name: Table.of(each, caption) for (name, each), caption in zip(rows.items(), captions, strict=True)},
         sentences(
             "overoptimization/findings.txt.j2",
             results=results,
@@ -244,9 +242,9 @@ def draw_figures(shown: Labelled) -> dict[str, Drawn]:
         there = {words: key for words, key in keys.items() if key in curves}
         if len(there) > 1:
             label = shown.label(*(method for _, method in there.values()))
-            told = f"{title[0].upper()}{title[1:]}"
-            drawing = draw_gains(shown.results, there, told)
-            figures[name] = Drawn(drawing, f"{told}: proxy and gold gained over SFT, against √KL.{more} {label}")
+            heading = f"{title[0].upper()}{title[1:]}"
+            drawing = draw_gains(shown.results, there, heading)
+            figures[name] = Drawn(drawing, f"{heading}: proxy and gold gained over SFT, against √KL.{more} {label}")
 
     fell, stayed = (under(shown.results, fallen=way) for way in (True, False))
     not_all = f", not under {stayed}" if stayed else ""
@@ -258,9 +256,9 @@ def draw_figures(shown: Labelled) -> dict[str, Drawn]:
         title = f"Every method against one KL: {titles.get(name)}"
         add(f"methods_{name}", title, {METHOD_WORDS[method]: (name, method) for method in METHOD_WORDS})
     drawn = {name for _, names in GROUPS.values() for name in names}
-    own = (NOISY, *dict.fromkeys(name for name, _ in curves if name not in drawn))
+    others = (NOISY, *dict.fromkeys(name for name, _ in curves if name not in drawn))
     for method in GROUPED:
-        for group, (title, names) in {**GROUPS, "own": ("own treatments", own)}.items():
+        for group, (title, names) in {**GROUPS, "others": ("other treatments", others)}.items():
             keys = {titles[name]: (name, method) for name in names if name in titles}
             add(f"{group}_against_kl_{method}", f"{METHOD_WORDS[method]}: {title}", keys)
     return figures

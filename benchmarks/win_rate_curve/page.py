@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ...statistics import PERCENT, POSITIVE, SHARE, UNBOUNDED
@@ -69,8 +68,8 @@ def page(folder: Path) -> Page:
     caption = f"Mean over seeds [95 % interval]; differences are paired by seed. {note}"
     tables = {"summary": summary_table(compared, caption), "seeds": seeds_table(curves, val, choice)}
     if (file := folder / "samples.csv").exists():
-        told = f"Instructions spread evenly over those evaluated, whatever the result. {note}"
-        tables["samples"] = Table.of(read_table(file), told, "Responses before and after")
+        about = f"Instructions spread evenly over those evaluated, whatever the result. {note}"
+        tables["samples"] = Table.of(read_table(file), about, "Responses before and after")
     return Page(
         "PPO and its win-rate curve",
         tables,
@@ -206,23 +205,12 @@ def samples(plan: Experiment, step: int) -> pd.DataFrame:
     They are spread evenly over those evaluated, whatever the result.
     """
     before, after = (pd.DataFrame(read_evaluation(plan, place)["splits"]["eval"]) for place in (0, step))
-    columns = {"SFT (step 0)": describe(before), f"PPO (step {step}, seed {plan.seed})": describe(after)}
+    columns = {"SFT (step 0)": before.responses, f"PPO (step {step}, seed {plan.seed})": after.responses}
     rows = pd.DataFrame({"instruction": before.instructions, **columns})
     if has_references(plan.data, "eval"):
         pairs = zip(map(str, plan.data.instructions("eval")), plan.data.references("eval"), strict=True)
         rows["reference"] = rows.instruction.map(dict(pairs))
     return rows.iloc[subset(len(rows), NUM_SAMPLES)]
-
-
-def describe(answers: pd.DataFrame) -> list[str]:
-    """The responses of an evaluation, each with the scores that it has."""
-    scores = answers[[name for name in (*SCORES, OWN_WIN_RATE) if name in answers]].astype(float)
-    texts = [
-        "; ".join(f"{NAMES[str(name)]} {value:.2f}" for name, value in row.items() if value == value)
-        for row in scores.to_dict("records")
-    ]
-    cut = np.where(answers.finished > 0, "", " [cut at the length limit]")
-    return [f"{text}{end}\n\n{score}" for text, end, score in zip(answers.responses, cut, texts, strict=True)]
 
 
 def unscored(plans: Sequence[Experiment], level: str) -> dict[str, int]:

@@ -79,9 +79,9 @@ def test_killed_it_goes_on_with_what_is_left_and_ends_the_same(tmp_path, capsys)
     rank_three(killed)
     assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in stored} == stored
     rank_three(whole)
-    found, expected = ([{**row, "seconds": ""} for row in rows_of(out)] for out in (killed, whole))
-    assert len(found) == 5  # SFT and GPT-4 stand in both feedbacks
-    assert found == expected
+    resumed, expected = ([{**row, "seconds": ""} for row in rows_of(out)] for out in (killed, whole))
+    assert len(resumed) == 5  # SFT and GPT-4 stand in both feedbacks
+    assert resumed == expected
 
 
 def test_a_method_that_was_edited_is_another_one(tmp_path, capsys, monkeypatch):

@@ -153,7 +153,7 @@ def test_the_page_is_made_from_the_stored_table(tmp_path):
     clean, noisy, *_ = made.findings
     assert "clearly fallen under PPO" in clean  # nothing falls
     assert noisy.startswith("25 % flips (p_sim^ann): gold has clearly fallen from its peak under PPO")
-    groups = ("flips", "labellers", "own")
+    groups = ("flips", "labellers", "others")
     grouped = {f"{group}_against_kl_{method}" for group in groups for method in ("ppo", "best_of_n")}
     assert {*made.figures} == {NOISE, "methods_ann", "methods_none", *grouped}
     rows = {tuple(row[:2]): row for row in made.tables["falls"].rows}

@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -148,9 +147,11 @@ def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
 def test_a_unit_of_any_reward_is_its_spread_among_sft_s_answers_to_an_instruction(tmp_path, start):
     model = reward_model(tmp_path, replace(LABELS, **start))
     train(model)
-    asked = sandbox.SANDBOX.instructions("val")[: TINY.num_val]
-    answers = sample(LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=64), asked, "calibration", 4)
-    scores = RewardModel(model.target).score([each for each in asked for _ in range(4)], answers).reshape(-1, 4)
+    instructions = sandbox.SANDBOX.instructions("val")[: TINY.num_val]
+    answers = sample(
+        LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=64), instructions, "calibration", 4
+    )
+    scores = RewardModel(model.target).score([each for each in instructions for _ in range(4)], answers).reshape(-1, 4)
     assert scores.mean() == pytest.approx(0, abs=1e-4)
     assert scores.var(axis=1, ddof=1).mean() == pytest.approx(1, abs=1e-4)
 
@@ -175,20 +176,20 @@ def test_a_smaller_reward_model_keeps_the_first_layers(tmp_path):
 def test_samples_are_those_of_the_policy_and_judged(tmp_path):
     plan = samples_of(tmp_path / "a")
     run_samples(plan, silent)
-    found = read_samples(plan)
-    assert found.index.shape == (3, 6)
-    distinct = found.responses
-    assert set(found.index.ravel().tolist()) == set(range(len(distinct)))
+    samples = read_samples(plan)
+    assert samples.index.shape == (3, 6)
+    distinct = samples.responses
+    assert set(samples.index.ravel().tolist()) == set(range(len(distinct)))
     assert not distinct.duplicated(["prompt", "text"]).any()
-    assert (distinct.prompt.to_numpy()[found.index] == np.arange(3)[:, None]).all()
-    np.testing.assert_array_equal(distinct.gold, GoldOracle().score(found.prompts, list(distinct.text)))
+    assert (distinct.prompt.to_numpy()[samples.index] == np.arange(3)[:, None]).all()
+    np.testing.assert_array_equal(distinct.gold, GoldOracle().score(samples.prompts, list(distinct.text)))
     assert distinct.length.tolist() == distinct.text.str.len().tolist()
     run_samples(replace(plan, out=tmp_path / "b"), silent)
     assert files_of(tmp_path / "a", "samples") == files_of(tmp_path / "b", "samples")
     # The first samples of a larger study are those of a smaller one.
     few = replace(plan, out=tmp_path / "few", sizes=replace(TINY, num_samples=2))
     run_samples(few, silent)
-    assert texts_of(read_samples(few)) == [row[:2] for row in texts_of(found)]
+    assert texts_of(read_samples(few)) == [row[:2] for row in texts_of(samples)]
     for damaged in (b"damaged", (samples_folder(plan) / "index.npy").read_bytes()):  # or another study's
         (samples_folder(few) / "index.npy").write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"expected the samples of seed 0, got .* To draw them anew remove"):
@@ -197,28 +198,6 @@ def test_samples_are_those_of_the_policy_and_judged(tmp_path):
 
 def texts_of(samples):
     return samples.responses.text.to_numpy()[samples.index].tolist()
-
-
-def test_rows_of_best_of_n_are_the_means_over_all_sets_of_n(tmp_path, own):
-    plan = best_of_n(tmp_path, own[1])
-    run_samples(samples_of(tmp_path), silent)
-    samples = read_samples(samples_of(tmp_path))
-    rng = np.random.default_rng(0)
-    scores, spread = rng.normal(size=(2, len(samples.responses)))
-    measures = samples.responses.drop(columns=["prompt", "text"]).assign(proxy=scores, disagreement=spread)
-    rows = best_rows(plan, samples.index, measures)
-    assert [row["step"] for row in rows] == [1, 2, 4, 6]
-    for row in rows:
-        for name, values in measures.items():
-            worth = []
-            for pool in samples.index:
-                best = [max(chosen, key=lambda i: scores[i]) for chosen in combinations(pool.tolist(), row["step"])]
-                worth.append(np.mean([values[i] for i in best]))
-            expected = np.mean(worth) * (100 if name.startswith("win_rate") else 1)
-            assert row[name] == pytest.approx(expected, abs=1e-9)
-    assert [row["kl_exact"] for row in rows] == pytest.approx(
-        [0, np.log(2) - 1 / 2, np.log(4) - 3 / 4, np.log(6) - 5 / 6]
-    )
 
 
 def test_best_of_n_is_over_the_same_instructions_where_some_samples_have_no_verdict(tmp_path, own):

@@ -55,10 +55,10 @@ class TwoMinds:
 
 def test_25_percent_flips_are_the_paper_s_annotators():
     pairs = sandbox.SANDBOX.pairs("preference")[:400]
-    asked = (sandbox.SANDBOX.instructions("preference")[:400], [a for a, _ in pairs], [b for _, b in pairs])
-    plain = Labels("sim_eval", 0.0, 10).annotator(3).compare(*asked)
-    noisy = {flip: Labels("sim_eval", flip, 10).annotator(3).judge(*asked) for flip in (0.175, 0.25, 0.35)}
-    np.testing.assert_array_equal(noisy[0.25].scores, sandbox.judge("sim_ann", 3).compare(*asked))
+    inputs = (sandbox.SANDBOX.instructions("preference")[:400], [a for a, _ in pairs], [b for _, b in pairs])
+    plain = Labels("sim_eval", 0.0, 10).annotator(3).compare(*inputs)
+    noisy = {flip: Labels("sim_eval", flip, 10).annotator(3).judge(*inputs) for flip in (0.175, 0.25, 0.35)}
+    np.testing.assert_array_equal(noisy[0.25].scores, sandbox.judge("sim_ann", 3).compare(*inputs))
     # One noise at three strengths: a pair that gets a coin under the weaker one gets it under the stronger one too.
     coins = {flip: verdicts.details["noised"] for flip, verdicts in noisy.items()}
     assert (coins[0.175] <= coins[0.25]).all()
@@ -71,8 +71,8 @@ def test_an_ensemble_s_reward_is_made_of_its_members():
     cell = (sandbox.REWARD_MODEL, sandbox.REWARD_MODEL_CLEAN, sandbox.REWARD_MODEL)
     models = [make_oracle({"reward_model": str(x)}, dataset=sandbox.SANDBOX) for x in cell]
     raw = np.stack([model.score(EVAL, TEXTS) for model in models])
-    asked, fixed = [each for each in EVAL for _ in range(4)], [text for each in sft_answers(EVAL) for text in each]
-    members = raw - [model.score(asked, fixed).reshape(-1, 4).mean(axis=1) for model in models]
+    inputs, fixed = [each for each in EVAL for _ in range(4)], [text for each in sft_answers(EVAL) for text in each]
+    members = raw - [model.score(inputs, fixed).reshape(-1, 4).mean(axis=1) for model in models]
     assert (raw.argmin(axis=0) != members.argmin(axis=0)).any()
     expected = {
         "mean": members.mean(axis=0),
@@ -81,9 +81,9 @@ def test_an_ensemble_s_reward_is_made_of_its_members():
     }
     for combine, scores in expected.items():
         treatment = Treatment("x", "X", members=3, combine=combine)
-        found = judge(treatment.reward(cell), EVAL, TEXTS)
-        np.testing.assert_allclose(found.scores, scores, atol=1e-5)
-        np.testing.assert_allclose(found.details["disagreement"], members.std(axis=0), atol=1e-5)
+        verdicts = judge(treatment.reward(cell), EVAL, TEXTS)
+        np.testing.assert_allclose(verdicts.scores, scores, atol=1e-5)
+        np.testing.assert_allclose(verdicts.details["disagreement"], members.std(axis=0), atol=1e-5)
 
 
 def test_sft_s_answers_do_not_depend_on_what_else_is_asked(monkeypatch):
@@ -100,8 +100,8 @@ def test_sft_s_answers_do_not_depend_on_what_else_is_asked(monkeypatch):
 def test_a_wrapper_decides_in_training_and_in_scoring(own):
     wrapped, plain = find_treatment(f"{own}:TREATMENT"), Treatment("x", "X")
     env, bare = (treatment.env(SHIPPED, 4) for treatment in (wrapped, plain))
-    asked = [each.reset(seed=0)[0] for each in (env, bare)]
-    assert asked[0] == asked[1]
+    inputs = [each.reset(seed=0)[0] for each in (env, bare)]
+    assert inputs[0] == inputs[1]
     np.testing.assert_array_equal(env.step(TEXTS[:4])[1], bare.step(TEXTS[:4])[1] / 2)
     bare_scores = plain.proxy(SHIPPED).score(EVAL, TEXTS)
     np.testing.assert_allclose(wrapped.proxy(SHIPPED).score(EVAL, TEXTS), bare_scores / 2, atol=1e-5)
@@ -119,9 +119,9 @@ def test_stepping_scores_each_response_to_its_own_instruction(slots, monkeypatch
         sizes.append(num_envs)
         return treatment.env(NO_MODELS, num_envs, "eval")
 
-    found = judge(EnvOracle("x", make), EVAL * 2, TEXTS * 2)
-    np.testing.assert_array_equal(found.scores, [len(text) for text in TEXTS * 2])
-    np.testing.assert_array_equal(found.details["disagreement"], found.scores / 10)
+    verdicts = judge(EnvOracle("x", make), EVAL * 2, TEXTS * 2)
+    np.testing.assert_array_equal(verdicts.scores, [len(text) for text in TEXTS * 2])
+    np.testing.assert_array_equal(verdicts.details["disagreement"], verdicts.scores / 10)
     assert len(sizes) == len(set(sizes)) <= 2  # an environment a size, not a step
     gold = Treatment("x", "X", members=0, oracle=sandbox.gold_oracle(), wrap=VectorWrapper)
     # Sums over a batch of one and of several may differ in the last bit, by processor.

@@ -142,8 +142,8 @@ def data(own_data, tmp_path):
         "sft": [{"instruction": f"Do {i}.", "input": "", "output": f"Done {i}."} for i in range(8)],
         "preference": [{"instruction": f"Try {i}.", "input": "", **answers} for i in range(8)],
     }
-    for split, found in rows.items():
-        (folder / f"{split}.json").write_text(json.dumps(found))
+    for split, content in rows.items():
+        (folder / f"{split}.json").write_text(json.dumps(content))
     return folder
 
 
@@ -170,7 +170,7 @@ def test_from_an_instruct_folder_to_judged_answers_by_commands(family, lora, dat
     assert policy.encode_prompts(["Hi"]) == LanguageModel.from_pretrained(hub).encode_prompts(["Hi"])
     monkeypatch.setenv("ALPACAFARM_LEDGER", str(tmp_path / "own.sqlite"))
     with JudgeServer(anyway=True) as server:
-        asked = ["--reference", out / "references.json", "--base-url", server.base_url, "--models", "sandbox"]
-        assert main(["judge", "evaluate", str(out / "outputs.json"), *map(str, asked)]) == 0
+        options = ["--reference", out / "references.json", "--base-url", server.base_url, "--models", "sandbox"]
+        assert main(["judge", "evaluate", str(out / "outputs.json"), *map(str, options)]) == 0
     (row,) = rows_of(out)
     assert row["method"] == "ppo"

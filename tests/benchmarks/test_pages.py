@@ -126,13 +126,6 @@ def test_a_page_without_its_parts_is_refused(tmp_path, docs, page, lost, instead
     assert {path: path.read_bytes() for path in docs.rglob("*.*")} == before
 
 
-@pytest.mark.parametrize("name", STORED)
-def test_every_study_has_a_page_to_fill(name):
-    page, index = (DOCS / f"{name}.md").read_text(), (DOCS / "index.md").read_text()
-    assert {"measured", "findings"} <= {match[1] for match in MAKE["PART"].findall(page)}
-    assert name in [match[2] for match in MAKE["PART"].findall(index)]
-
-
 NAMES = re.compile(
     r"(?<=[A-Za-z_^])-?\d[\w.]*"  # GPT-4, Davinci003, M1
     r"|\b\d+[kB]\b"  # SFT 10k, LLaMA 7B

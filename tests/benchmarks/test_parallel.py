@@ -48,9 +48,9 @@ def test_rows_of_all_cells_in_their_order(tmp_path, capsys, processes):
     lengths = {"a": 3, "c": 2, "b": 1}  # the longest first
     rows = run_cells(Study(tmp_path, "s", {}), reversed(work(**lengths)), processes=processes)
     assert rows == [{"cell": cell, "value": value / 3} for cell, length in lengths.items() for value in range(length)]
-    told = capsys.readouterr().err
-    assert all(f"{cell} at {length}" in told for cell, length in lengths.items())
-    assert "[100%" in told
+    printed = capsys.readouterr().err
+    assert all(f"{cell} at {length}" in printed for cell, length in lengths.items())
+    assert "[100%" in printed
 
 
 def test_a_killed_cell_silences_no_other(tmp_path, capsys):
@@ -60,8 +60,8 @@ def test_a_killed_cell_silences_no_other(tmp_path, capsys):
     killed = "its process died without an answer, exit status -9"
     assert study.failed == {"bad": killed, "worse": "StubbornError: one and two"}
     assert study.finish() == 1
-    told = capsys.readouterr().err
-    assert all(f"failed: {reason}" in told for reason in study.failed.values())
+    printed = capsys.readouterr().err
+    assert all(f"failed: {reason}" in printed for reason in study.failed.values())
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -101,11 +101,11 @@ def test_an_interrupt_ends_the_command_at_once(tmp_path, processes):
         start = time.monotonic()
         command.send_signal(signal.SIGINT)
         try:
-            _, told = command.communicate(timeout=20)
+            _, printed = command.communicate(timeout=20)
         finally:
             command.kill()
     assert command.returncode == 130
-    assert "the same command continues" in told
+    assert "the same command continues" in printed
     assert time.monotonic() - start < 2
 
 

@@ -39,8 +39,8 @@ def job(tmp_path, **options):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_agent_takes_of_a_preset_what_it_has(tmp_path, name):
     for preset in CONFIGS:
-        found = job(tmp_path, preset=name).config(preset)
-        has = getattr(found, "sft", found)  # expert iteration's settings of training
+        config = job(tmp_path, preset=name).config(preset)
+        has = getattr(config, "sft", config)  # expert iteration's settings of training
         for field, value in PRESETS[name].fields.items():
             assert getattr(has, field, value) == value
 
@@ -88,9 +88,9 @@ def own(tmp_path):
 )
 def test_the_preset_follows_the_policy_s_size_and_the_device(own, monkeypatch, shape, gigabytes, expected):
     if gigabytes:
-        found = SimpleNamespace(total_memory=gigabytes * 10**9)
+        properties = SimpleNamespace(total_memory=gigabytes * 10**9)
         monkeypatch.setattr(processes, "default_device", lambda: torch.device("cuda"))
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert own("ppo", shape).job().preset == expected
     assert own("ppo", shape, "--preset", "paper").job().preset == "paper"
 

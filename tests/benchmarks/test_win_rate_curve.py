@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 from written import rows_of
@@ -240,16 +239,13 @@ def plan(tmp_path, tiny_dataset, monkeypatch):
     return plan
 
 
-def test_samples_are_the_same_instructions_with_scores_and_reference(plan, tiny_dataset):
+def test_samples_are_the_same_instructions_with_their_reference(plan, tiny_dataset):
     rows = page.samples(plan, 4)
     assert list(rows) == ["instruction", "SFT (step 0)", "PPO (step 4, seed 3)", "reference"]
     assert rows.instruction.tolist() == [str(tiny_dataset.instructions("eval")[i]) for i in (0, 2, 4, 6, 8, 10)]
-    scores = "proxy reward 0.00; gold reward 1.00; win rate by p_sim^eval 0.25"
-    assert rows["SFT (step 0)"].iloc[0] == f"at 0\n\n{scores}"
-    assert rows["PPO (step 4, seed 3)"].iloc[0].startswith("at 4!!!!\n\nproxy reward 0.50; gold reward -3.00;")
+    assert rows["SFT (step 0)"].tolist() == ["at 0"] * 6
+    assert rows["PPO (step 4, seed 3)"].tolist() == ["at 4!!!!"] * 6
     assert rows.reference.iloc[1] == "Reference for 102."
-    told = page.describe(pd.DataFrame(page.read_evaluation(plan, 0)["splits"]["eval"]))
-    assert told[11].startswith("at 0 [cut at the length limit]\n")
 
 
 def test_responses_without_a_verdict_are_counted_where_there_is_a_judge(plan):
