@@ -141,6 +141,18 @@ def test_a_failed_request_leaves_its_rows_unscored(make, pairs):
     assert np.array_equal(again.scores[~missing], verdicts.scores[~missing])
 
 
+def test_no_request_shows_a_pair_in_both_orders(pairs, tmp_path, monkeypatch):
+    """There the judge would see the contradiction."""
+    with JudgeServer() as server:
+        seen, answer = [], server.judging.answer
+        monkeypatch.setattr(server.judging, "answer", lambda asked, key: seen.append(asked.items) or answer(asked, key))
+        common = {"base_url": server.base_url, "models": "sandbox", "ledger": tmp_path / "ledger.sqlite"}
+        make_pool("greedy", both_orders=True, **common).judge(*cut(pairs, 20))
+    assert len(seen) == 8
+    for request in seen:
+        assert len({(item.instruction, *sorted(item[1:])) for item in request}) == len(request)
+
+
 def test_a_pool_with_a_prompt_of_ones_own(server, make, pairs, tmp_path):
     member = "{name: gpt4_3, role: judge, prompt: ./prompt.yaml, max_tokens: 20, temperature: 0}"
     (tmp_path / "mine.yaml").write_text(f"{{name: mine, annotators: [{member}]}}")
