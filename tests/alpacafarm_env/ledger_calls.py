@@ -7,6 +7,7 @@ it still lives, does not matter to it.
 
 import hashlib
 import json
+import multiprocessing
 import os
 import queue
 import random
@@ -14,7 +15,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import traceback
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -25,6 +25,8 @@ from types import SimpleNamespace
 from alpacafarm_env.errors import BudgetExceededError
 from alpacafarm_env.llm.ledger import Ledger
 from alpacafarm_env.llm.ledger import operations as sql
+
+FORK = multiprocessing.get_context("fork")
 
 
 def begin(ledger, request_key="r", reserve_usd=0.1, budget_usd=None, label="l", questions=("q",)):
@@ -81,25 +83,13 @@ def together(threads, action):
 
 def fork(action):
     """Runs `action` in a forked child; whether it ended well within a minute (a busy disk takes 1 s a write)."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            action()
-            status = 0
-        except BaseException:  # noqa: BLE001 - the child must not run on as the tests
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status == 0
-        time.sleep(0.01)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return False
+    child = FORK.Process(target=action)
+    child.start()
+    child.join(60)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    return child.exitcode == 0
 
 
 def start(**settings):
@@ -207,25 +197,15 @@ def _spend_some(ledger, settings, name):
 def main():
     settings = json.loads(sys.argv[1])
     task = {"ask": ask, "spend": spend}[settings["task"]]
-    children = []
-    for index in range(settings.get("processes", 0)):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                task({**settings, "order": index, "first": index * settings.get("step", 0)})
-                status = 0
-            except BaseException:  # noqa: BLE001 - the child must not run on as the tests
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
+    runs = [{**settings, "order": n, "first": n * settings.get("step", 0)} for n in range(settings.get("processes", 0))]
+    children = [FORK.Process(target=task, args=(each,)) for each in runs]
+    for child in children:
+        child.start()
     if not children:
         task(settings)
-    statuses = [os.waitpid(child, 0)[1] for child in children]
-    sys.exit(any(statuses))
+    for child in children:
+        child.join()
+    sys.exit(any(child.exitcode for child in children))
 
 
 if __name__ == "__main__":
