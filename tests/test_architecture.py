@@ -28,7 +28,7 @@ BUDGETS = {
     "wrappers": 110,
     "benchmarks": 5_200,
     "examples": 400,
-    "tests": 18_700,
+    "tests": 17_750,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {
