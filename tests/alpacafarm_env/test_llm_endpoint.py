@@ -112,6 +112,15 @@ def test_other_words_stay():
     assert Endpoint(LOCAL, KEY).redact_reply(f"{KEY} sk-canar****cdef") == "[key] sk-canar****cdef"
 
 
+def test_libraries_warn_without_the_key_and_log_nothing_else(caplog):
+    caplog.set_level(logging.DEBUG)
+    with Endpoint(LOCAL, KEY).quiet_logs():
+        logging.getLogger("httpcore2.http11").debug("headers %r", [(b"x", KEY)])
+        logging.getLogger("openai").warning("A warning with %s", KEY)
+        logging.getLogger("stamina").warning("stamina.retry_scheduled")
+    assert [record.getMessage() for record in caplog.records] == ["A warning with [key]"]
+
+
 CUT = f"{KEY[:8]}****{KEY[-4:]}"
 ECHOES = {
     "401": failed(401, f"Incorrect API key provided: {KEY} ({CUT})"),
