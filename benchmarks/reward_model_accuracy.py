@@ -26,7 +26,6 @@ from pydantic import Field
 
 from .. import sandbox
 from ..cli.options import Count
-from ..errors import CheckpointError
 from ..folders import hash_folder, hash_model
 from ..sandbox.dataset import ASSETS, Sandbox
 from .experiment.reward_models import against_gold, fresh_pairs, predicted, reliability, share_row
@@ -93,11 +92,6 @@ def run(options: AccuracyOptions) -> int:
     """Draws, scores, prints and writes; the exit status says that all was done, not that an accuracy was reached."""
     assets = Path(options.data) if options.data else ASSETS
     num = min(options.num, NUM_QUICK) if options.quick else options.num
-    if missing := [name for name in ("data", "policy", *TRAINED_ON) if not (assets / name).is_dir()]:
-        raise CheckpointError(
-            f"{assets}: expected the sandbox's assets, found no folder {', '.join(missing)}. Rebuild them with "
-            "python -m alpacafarm_env.benchmarks.build_sandbox, or give their folder by --data."
-        )
     sources = {name: partial(hash_model, assets / name) for name in ("policy", *TRAINED_ON)}
     sources["data"] = partial(hash_folder, assets / "data")
     with options.study(NAME, {"num": num}, sources=sources) as study:

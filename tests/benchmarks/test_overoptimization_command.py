@@ -140,6 +140,8 @@ def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
     cells = {(run.treated.name, run.seed): [model.cell for model in run.members] for run in runs}
     assert cells["ann", 2][0] == cells["uwo_3", 2][0] == cells["wco_3", 2][0]
     assert len(set(cells["uwo_3", 2])) == 3
+    (several,) = (run.members for run in runs if run.cell.startswith("uwo_3") and (run.agent, run.seed) == ("ppo", 2))
+    assert len({model.training_seed for model in several}) == 3
 
 
 def test_calls_for_some_methods_and_treatments_add_up_to_one_table(tmp_path):

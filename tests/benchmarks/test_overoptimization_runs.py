@@ -135,14 +135,6 @@ def test_a_reward_model_is_trained_measured_and_resumed(tmp_path, monkeypatch):
     assert weights[0] == weights[1]
 
 
-def test_members_differ_in_their_training_and_not_in_their_labels(tmp_path):
-    models = [reward_model(tmp_path, member=member, seed=5) for member in range(3)]
-    assert len({model.training_seed for model in models}) == 3
-    assert models[0].training_seed == 5
-    assert len({model.pairs() for model in models}) == 1
-    assert LABELS.pairs(6) != models[0].pairs()
-
-
 @pytest.mark.parametrize("start", [{}, {"layers": 1}])
 def test_a_unit_of_any_reward_is_its_spread_among_sft_s_answers_to_an_instruction(tmp_path, start):
     model = reward_model(tmp_path, replace(LABELS, **start))

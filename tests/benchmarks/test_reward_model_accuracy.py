@@ -101,4 +101,5 @@ def test_the_command_measures_models_and_judges_on_the_same_pairs_once(tmp_path,
 
 def test_missing_models_end_with_status_2(tmp_path, capsys):
     assert main(["--out", str(tmp_path / "out"), "--data", str(tmp_path)]) == 2
-    assert "build_sandbox" in capsys.readouterr().err
+    assert str(tmp_path / "policy") in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
