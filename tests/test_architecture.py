@@ -26,9 +26,9 @@ BUDGETS = {
     "alpacafarm_env": 8_950,
     "agents": 4_260,
     "wrappers": 110,
-    "benchmarks": 5_200,
+    "benchmarks": 5_150,
     "examples": 400,
-    "tests": 17_750,
+    "tests": 17_720,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {
