@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from alpacafarm_env import load_dataset, make_oracle, sandbox
 from alpacafarm_env.agents import LanguageModel
-from alpacafarm_env.integrations.trl import prompts, reward_function
+from alpacafarm_env.integrations import prompts, reward_function
 
 
 @dataclass

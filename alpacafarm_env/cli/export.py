@@ -49,9 +49,9 @@ Each process of verl's that gives rewards needs the package alpacafarm_env, and 
 
 from functools import partial
 
-from alpacafarm_env.integrations import verl
+from alpacafarm_env import integrations
 
-compute_score = partial(verl.compute_score, dataset={dataset!r}, oracle={oracle!r}, seed={seed!r})
+compute_score = partial(integrations.compute_score, dataset={dataset!r}, oracle={oracle!r}, seed={seed!r})
 '''
 
 _HEAD: Final = """---

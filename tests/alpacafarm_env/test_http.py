@@ -283,15 +283,9 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(
-    "args", [["judge-server"], ["serve", "AlpacaFarm-Gold-v0"], ["annotate-human", "{}", "--out", "{}"]]
-)
-def test_commands_say_which_extra_is_missing(args, tmp_path):
-    row = {"instruction": "a", "output_1": "b", "output_2": "c"}
-    (tmp_path / "pairs.json").write_text(json.dumps([row]))
-    files = iter([str(tmp_path / "pairs.json"), str(tmp_path / "labels.json")])
-    given = [next(files) if word == "{}" else word for word in args]
-    run = subprocess.run([sys.executable, "-c", PROGRAM, *given], cwd=ROOT, capture_output=True, text=True, check=False)
+def test_a_server_says_which_extra_is_missing():
+    command = [sys.executable, "-c", PROGRAM, "judge-server"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout) == (2, "")
     assert "[serve]" in run.stderr
     assert run.stderr.count("\n") == 1

@@ -1,6 +1,5 @@
 """The page that people judge on, and the command that serves it."""
 
-import json
 import re
 import time
 import urllib.request
@@ -20,11 +19,6 @@ from command_files import (
     undo,
     write,
 )
-
-from alpacafarm_env.__main__ import main
-from alpacafarm_env.human.session import Session
-from alpacafarm_env.human.store import Store
-from alpacafarm_env.human.tasks import PAIRS, load_tasks
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -135,22 +129,6 @@ def test_a_database_that_fails_is_an_error(page):
     assert page.get("work", name="Ann").status_code == 503
 
 
-def test_labels_are_exported_while_the_page_is_served(tmp_path, monkeypatch):
-    pairs, out = write(tmp_path / "pairs.json", human_pairs(3)), tmp_path / "labels.json"
-
-    def label(_):
-        assert not out.exists()
-        with Store(tmp_path / "labels.sqlite") as store:
-            judge(Session(store, load_tasks(pairs, PAIRS)), "Ann", 1)
-        assert main(["annotate-human", str(pairs), "--out", str(out), "--export"]) == 0
-        assert len(read(out)) == 1
-        out.unlink()
-
-    assert run(monkeypatch, pairs, "--out", out, act=label) == 0
-    out.unlink()
-    assert run(monkeypatch, pairs, "--out", out, act=lambda _: read(out)) == 0  # there since the start
-
-
 def test_the_command_goes_on_at_the_same_address(tmp_path, monkeypatch, capsys):
     pairs, out = write(tmp_path / "pairs.json", human_pairs(3)), tmp_path / "labels.json"
     secrets = []
@@ -216,8 +194,5 @@ def test_what_cannot_be_served_is_refused(tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, pairs, "--out", out, "--host", "") == 2
     assert "--allow-remote" in capsys.readouterr().err
     assert not out.exists()
-    write(tmp_path / "mine.json", [{"instruction": "x"}])
-    assert run(monkeypatch, pairs, "--out", tmp_path / "mine.json") == 2
-    assert json.loads((tmp_path / "mine.json").read_text()) == [{"instruction": "x"}]
     assert run(monkeypatch, pairs, "--out", pairs) == 2
     assert run(monkeypatch, pairs, "--out", out, "--guideline", tmp_path / "none.txt") == 2

@@ -209,16 +209,6 @@ def test_all_faults_of_pairs_are_named_at_once(tmp_path):
         load_tasks(write(path, [row, swapped]), PAIRS)
 
 
-def test_a_qualification_set_has_right_answers(tmp_path):
-    rows = qualification(4)
-    wrong = [rows[0], {**rows[1], "preference": None}, {**rows[2], "preference": 1.5}, {**rows[3], "output_1": 1}]
-    with pytest.raises(DataError, match=r"(?s)2 field 'preference'.*3 field 'preference'.*4 field 'output_1'"):
-        load_tasks(write(tmp_path / "key.json", wrong), PAIRS, key=True)
-    same = write(tmp_path / "key.json", [rows[0], {**rows[1], "output_2": rows[1]["output_1"]}])
-    with pytest.raises(DataError, match="record 2 field 'output_2'"):
-        load_tasks(same, PAIRS, key=True)
-
-
 def test_names_are_tidied():
     assert read_name("  Ann \n B. ") == "Ann B."
     assert read_name("Zoe\u0308") == "Zo\u00eb"

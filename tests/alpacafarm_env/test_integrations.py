@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from alpacafarm_env import InvalidResponseTypeError, sandbox
+from alpacafarm_env import integrations as ours
 from alpacafarm_env.envs.registration import IDS
 from alpacafarm_env.errors import DataError, UnscoredError
-from alpacafarm_env.integrations import scorer
-from alpacafarm_env.integrations import verl as ours
-from alpacafarm_env.integrations.trl import prompts, reward_function
-from alpacafarm_env.integrations.verl import compute_score
+from alpacafarm_env.integrations import compute_score, prompts, reward_function, scorer
 
 pytestmark = pytest.mark.filterwarnings("default")  # of other libraries'
 ROWS = sandbox.SANDBOX.instructions("eval")[:4]

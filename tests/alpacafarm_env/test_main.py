@@ -15,9 +15,8 @@ from command_files import make_pairs, write
 import alpacafarm_env
 from alpacafarm_env import sandbox
 from alpacafarm_env.__main__ import COMMANDS, load, main
-from alpacafarm_env.arguments import match_name
 from alpacafarm_env.cli.options import Count, Options, Positive, parse
-from alpacafarm_env.errors import AlpacaFarmError, DataError, UnknownNameError, did_you_mean
+from alpacafarm_env.errors import AlpacaFarmError, DataError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.sandbox import gold
 from alpacafarm_env.sandbox.show import page, show
@@ -300,32 +299,6 @@ def test_values_out_of_bounds_are_refused_in_python_too():
     for wrong in ({"number": 0}, {"rate": math.nan}, {"kind": "tiny"}):
         with pytest.raises(ValueError, match=f"--{next(iter(wrong))}: expected"):
             Run(**wrong)
-
-
-def test_names_are_read_whatever_their_case():
-    options = ("win_rate", "AlpacaFarm-PPO-v0")
-    given = ("Win-Rate", "win_rate", " alpacafarm-ppo-v0")
-    assert [match_name("id", name, options) for name in given] == ["win_rate", "win_rate", "AlpacaFarm-PPO-v0"]
-    with pytest.raises(UnknownNameError, match="'AlpacaFarm-PPO-v0'?"):
-        match_name("id", "alpacafarm-pp-v0", options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "parts"),
-    [
-        ("evl", ("sft", "eval"), ("'evl'", "mean 'eval'", "sft, eval")),
-        ("evl", (name for name in ("sft", "eval")), ("mean 'eval'", "sft, eval")),
-        (3, ["gold"], ("3.", "gold")),
-        (("gold",), ["gold"], ("('gold',)",)),
-        ("eval", [], ("'eval'",)),
-    ],
-)
-def test_an_unknown_name_is_answered_with_the_closest_and_all(name, options, parts):
-    error = did_you_mean("split", name, options)
-    assert isinstance(error, UnknownNameError)
-    assert isinstance(error, ValueError)
-    assert all(part in str(error) for part in parts)
-    assert "mean" not in str(did_you_mean("oracle", "zzz", ["gold"]))
 
 
 def test_names_to_the_left_and_numbers_to_the_right():
