@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "benchmarks": set(LAYERS),
 }
 BUDGETS = {
-    "alpacafarm_env": 8_950,
+    "alpacafarm_env": 8_700,
     "agents": 4_260,
     "wrappers": 110,
     "benchmarks": 5_150,
