@@ -286,6 +286,15 @@ SHARED = PoolConfig(
 """The same annotator, drawn alike, but five pairs a request."""
 
 
+def test_an_uncached_pair_takes_four_ledger_operations(make, pairs, monkeypatch):
+    with JudgeServer() as server:
+        pool, operations = make(server, SINGLE), []
+        do = pool.ledger.do
+        monkeypatch.setattr(pool.ledger, "do", lambda op, *args, **more: operations.append(op) or do(op, *args, **more))
+        pool.judge(*cut(pairs, 1))
+    assert operations == [sql.claim, sql.begin, sql.succeed, sql.release]
+
+
 def test_what_another_call_asks_is_waited_for(make, pairs):
     """The other call shares a request among pairs that this one would have asked in two."""
     with JudgeServer(latency_s=0.2) as server:
