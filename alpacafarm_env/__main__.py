@@ -38,6 +38,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "judge-server": ("cli.commands:ServeJudges", "serve the sandbox's annotators over an OpenAI-compatible API"),
 }
 """Command -> where its options or its function are, and what it does."""
+_MOVED: Final = {"annotate": ["judge", "annotate"], "evaluate": ["judge", "evaluate"]}
 _COMPLETION: Final = "--tyro-print-completion"
 
 
@@ -72,6 +73,7 @@ def _run(words: list[str]) -> int:
         from .cli.options import print_completion
 
         print_completion(_all_options(), words)
+    words = [*_MOVED.get(words[0], words[:1]), *words[1:]] if words else []
     name, words = _take_command(words)
     if name not in COMMANDS:
         print(_listing(name))

@@ -104,6 +104,13 @@ def test_an_unknown_command_is_answered_with_the_closest(words, meant, capsys):
     assert f"'{meant}'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["annotate", "evaluate"])
+def test_judging_has_its_old_names_too(name, capsys):
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert f"judge {name}" in capsys.readouterr().out
+
+
 def test_commands_are_read_whatever_their_case(capsys):
     for words in (
         ["Show", "--num", "1"],
