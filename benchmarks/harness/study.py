@@ -272,7 +272,8 @@ def run_command(command: Callable[[], int], *, joins: bool = False) -> int:
         joins: Whether several processes started by torchrun may run it together; else they are refused.
     """
     try:
-        if not joins and environment_number("WORLD_SIZE", 1) > 1:
+        several = environment_number("WORLD_SIZE", 1) > 1  # a bad number is told before anything is written
+        if not joins and several:
             raise WorldError(
                 "expected one process, got several (WORLD_SIZE): this command starts the processes it needs by itself. "
                 "Start it without torchrun or accelerate launch."
