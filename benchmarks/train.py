@@ -81,9 +81,9 @@ class TrainOptions(ModelOptions):
     seed: Seed = 0
     """Seed of the training and of the annotators' labels."""
     out: Path | None = None
-    """Folder for checkpoints, metrics, policy and answers, of one method, its labels and seed. Default: in
-    results/train METHOD-DATA-POLICY-SEED, of the sandbox METHOD-FEEDBACK-SEED; with --quick its name ends with
-    -quick."""
+    """Folder for checkpoints, metrics, policy and answers, of one method, its labels and seed. Default:
+    results/train/METHOD-DATA-POLICY-SEED, in the sandbox results/train/METHOD-FEEDBACK-SEED; with --quick its name ends
+    with -quick."""
     num_eval: Count = 805
     """Instructions of eval to answer; with --quick 201 unless given."""
     lora: Annotated[int, pydantic.Field(ge=0)] | None = None
@@ -95,7 +95,7 @@ class TrainOptions(ModelOptions):
     """Longest response, in tokens: sampled ones end there, and those of the data are cut, counted in a warning.
     Default: the preset's, 64 of sandbox and 300 of all others."""
     steps: Count | None = None
-    """Steps of PPO and Quark. Default of this and the following: the preset's. A method names those that it has."""
+    """Steps of PPO and Quark. Default, as of all settings below: the preset's. A method names those that it has."""
     epochs: Count | None = None
     """Passes over the data, of methods that learn from a fixed set."""
     batch_size: Count | None = None
@@ -117,7 +117,8 @@ class TrainOptions(ModelOptions):
     """Name of a repository of the Hugging Face hub, such as me/my_model, that the saved model is uploaded to. Whether
     it can be written is checked first; a new one is private."""
     dry_run: bool = False
-    """Make one step and keep nothing of it: prints memory and seconds by phase, hours and the micro-batch."""
+    """Make three steps, or what a minute allows, and keep nothing: prints memory and seconds by phase, hours and the
+    micro-batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

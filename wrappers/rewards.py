@@ -118,7 +118,7 @@ class Reported(Scored):
         inner = self.env
         while inner is not inner.unwrapped:
             if isinstance(inner, Reported) and inner.key == named:
-                raise ValueError(f"{type(inner).__name__} already reports a score under {key!r}; give another key.")
+                raise ValueError(f"{type(inner).__name__} already reports a score under {named!r}; give another key.")
             inner = inner.env
         if not isinstance(named, str) or not named or named.startswith("_") or named in RESERVED_KEYS:
             raise ValueError(

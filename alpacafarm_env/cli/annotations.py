@@ -283,7 +283,9 @@ class AnnotationReport:
             *self._reasons(),
             *[f"{self.foreign} instructions are not the sandbox's: its annotators judged {BY_TASTE}"][: self.foreign],
         ]
-        if rate.num_total:
+        if rate.num_unscored and noised.sum() == rate.num_total:
+            lines.append(f"no win rate of {second}: no annotator judged, and verdicts by noise are coin flips")
+        elif rate.num_total:
             error = "" if math.isnan(rate.standard_error) else f" +- {rate.standard_error:.2f}"
             lines.append(f"win rate of {second}: {rate.win_rate:.2f} %{error} of {rate.num_total}")
         cached, costs = self._detail("cached", False), self._detail("cost_usd", 0.0)

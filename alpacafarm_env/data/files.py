@@ -138,7 +138,7 @@ def _pyarrow(path: Path) -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        text = "Parquet needs pyarrow. Install it (pip install 'alpacafarm-env[data]'), or take a .jsonl file"
+        text = "Parquet needs pyarrow. Install the extra 'alpacafarm-env[data]', or take jsonl"
         raise DataError(f"{path}: {text}.") from error
     return pyarrow
 

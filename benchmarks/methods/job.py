@@ -64,7 +64,7 @@ class ModelOptions(Options):
     allow_overlap: bool = False
     """Accept data in which an instruction is in two splits, or twice in one."""
     learning_rate: Positive | None = None
-    """Default of this and the three next: the preset's."""
+    """The highest learning rate. Its default, and those of the batch sizes below, are the preset's."""
     rollout_batch_size: Count | None = None
     """Responses sampled for each step of PPO and Quark."""
     minibatch_size: Count | None = None
