@@ -122,4 +122,5 @@ def moved(
         return place / model
 
     yield move
-    place.rename(tree)
+    if place.exists():  # not where the test was skipped
+        place.rename(tree)
