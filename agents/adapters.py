@@ -162,16 +162,19 @@ def _spares_base(config: Any) -> bool:
 @contextmanager
 def adapters_merged(model: peft.PeftModel) -> Iterator[None]:
     """Passes inside read copies of the weights that have adapters, with these added."""
-    layers: list[Any] = [layer for _, layer in lora_layers(model)]
-    own = [layer.get_base_layer().weight for layer in layers]
+    layers: list[Any] = [layer for _, layer in lora_layers(model) if not layer.merged]
+    own = [dict(layer.get_base_layer().named_parameters(recurse=False)) for layer in layers]
     try:
-        for layer, weight in zip(layers, own, strict=True):
-            layer.get_base_layer().weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+        for layer, parameters in zip(layers, own, strict=True):
+            for name, parameter in parameters.items():  # a bias too, which an adapter may change
+                copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                setattr(layer.get_base_layer(), name, copied)
             layer.merge()
         yield
     finally:
-        for layer, weight in zip(layers, own, strict=True):
-            layer.get_base_layer().weight = weight
+        for layer, parameters in zip(layers, own, strict=True):
+            for name, parameter in parameters.items():
+                setattr(layer.get_base_layer(), name, parameter)
             layer.merged_adapters.clear()
 
 

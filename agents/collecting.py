@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.wrappers.vector import DictInfoToList
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -83,6 +84,11 @@ class Collector:
                 f"Agents reset the environment themselves: expected AutoresetMode.DISABLED, got {mode!r}. "
                 'Make it by gym.make_vec(id, num_envs=..., autoreset_mode="Disabled").'
             )
+        layer: Any = env
+        while isinstance(layer, VectorWrapper):
+            if isinstance(layer, DictInfoToList):
+                raise ValueError("Agents read infos as arrays: leave out the wrapper DictInfoToList.")
+            layer = layer.env
         at_once = env.num_envs * processes.count
         if config.rollout_batch_size % at_once:
             raise ValueError(

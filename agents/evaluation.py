@@ -71,7 +71,9 @@ def exact_response_kl(
     the responses were sampled at.
     """
     kl = torch.zeros(len(rollouts), dtype=torch.float64)
-    for rows in _parts(rollouts, max_tokens or min(8192, tokens_at_once(policy.device))):
+    # Of a large vocabulary few: several tables of it are alive at once.
+    few = 2**28 // policy.model.config.get_text_config().vocab_size
+    for rows in _parts(rollouts, max_tokens or min(8192, few, tokens_at_once(policy.device))):
         part = rollouts[rows]
         ours, theirs = (policy.logits(part, role=role, temperature=temperature) for role in ("policy", "reference"))
         kl[rows] = segment_sum(exact_kl(ours, theirs), part.lengths).double().cpu()

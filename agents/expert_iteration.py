@@ -219,7 +219,10 @@ class ExpertIteration(PolicyAgent):
                 chunk_file = self._chunk_file(first)
                 with checkpoints.writing(chunk_file):
                     chunk_file.parent.mkdir(exist_ok=True)
-                    write_atomic(chunk_file, json.dumps({"metrics": without_nan(metrics), "best": rows}))
+                    content = {"metrics": without_nan(metrics), "best": rows}
+                    write_atomic(chunk_file, json.dumps(content, allow_nan=False))
+                    for path in (chunk_file, chunk_file.parent):  # before the metrics and checkpoints made of it
+                        checkpoints.flush(path)
             processes.wait()
         self._best += rows
         return metrics
@@ -284,6 +287,8 @@ class ExpertIteration(PolicyAgent):
         if identity is not None:
             checkpoints.write_json(out / "config.json", identity)
             checkpoints.flush(out / "config.json")  # on disk before the first chunk is
+        for draft in out.glob("round-*/.chunk-*"):
+            draft.unlink()
         (out / "metrics.jsonl").write_bytes(b"")
         return held
 
@@ -294,7 +299,10 @@ class ExpertIteration(PolicyAgent):
                 chunk_file = self._chunk_file(len(self._best))
                 if not chunk_file.exists():
                     return
-                chunk = read_json(chunk_file)
+                try:
+                    chunk = read_json(chunk_file)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{error} Remove the file: its samples are drawn again.") from error
                 self._best += chunk["best"]
                 self._done(chunk["metrics"])
             if not checkpoints.steps(self._round_folder() / "sft"):

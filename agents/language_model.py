@@ -7,6 +7,7 @@ trunk with a frozen copy of its LoRA adapters). Dropout is always off, so that a
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -238,7 +239,7 @@ class LanguageModel(NoCopy):
         if self._sampler is not None:
             samples = self._sampler.sample(self, prompts, **options)
         else:
-            with adapters_merged(self.model) if merging_pays(self.model) else nullcontext():
+            with adapters_merged(self.model) if self._samples_merged else nullcontext():
                 rows = batch_size or sampling_rows(self._base_model, prompt=longest, response=width)
                 samples = sample(self._base_model, prompts, batch_size=rows, **options)
         lengths, finished = samples.lengths, samples.finished
@@ -257,6 +258,10 @@ class LanguageModel(NoCopy):
             logprobs=unpad(samples.logprobs, lengths),
             finished=finished,
         )
+
+    @cached_property
+    def _samples_merged(self) -> bool:
+        return merging_pays(self.model)  # once: a run's samples must not change with the memory that is free
 
     def logprobs(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
         """Returns log p(token | prompt, tokens before it) of every response token: flat [sum T] float32.

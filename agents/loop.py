@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
@@ -313,8 +314,8 @@ class Loop:
             folder = self.out / f"checkpoint-{self.step}"
             with self.whole():
                 checkpoints.publish(folder, self._fill, self.processes)
-            if self.processes.is_main:
-                checkpoints.prune(self.out, keep=self.config.keep_checkpoints)
+            prune = partial(checkpoints.prune, self.out, keep=self.config.keep_checkpoints)
+            self.processes.together(lambda: prune() if self.processes.is_main else None)
         self._kept = self.step
 
     def _fill(self, folder: Path) -> None:

@@ -104,7 +104,9 @@ class ChatTemplate(PromptTemplate):
         program = _SAME_DAY + tokenizer.get_chat_template()
         ask = {"user": _MARKS["user"]}
         prompt = _pieces(tokenizer, program, ask, add_generation_prompt=True)
-        _, between, trail = _pieces(tokenizer, program, {**ask, "assistant": _MARKS["assistant"]})
+        head, between, trail = _pieces(tokenizer, program, {**ask, "assistant": _MARKS["assistant"]})
+        if head != prompt[0]:
+            raise DataError("it begins a conversation unlike a question")
         # Not all that were added for a template are marked as special.
         added = {n: token for n, token in tokenizer.added_tokens_decoder.items() if n != tokenizer.unk_token_id}
         ends = [n for n in _parsed(tokenizer, [trail])[0] if n in added and str(added[n]).strip()]
@@ -143,9 +145,8 @@ class ChatTemplate(PromptTemplate):
     ) -> list[list[int]]:
         """The conversation of an instruction and its response; `eos`: with what ends it."""
         pairs = zip(instructions, responses, strict=True)
-        rows = self._encode(tokenizer, [{**self._ask(ask), "assistant": response} for ask, response in pairs])
-        behind = 0 if eos else len(_parsed(tokenizer, [self.trail])[0])
-        return [row[: len(row) - behind] for row in rows]
+        conversations = [{**self._ask(ask), "assistant": response} for ask, response in pairs]
+        return self._encode(tokenizer, conversations, without="" if eos else self.trail)
 
     def end_id(self, tokenizer: PreTrainedTokenizerBase) -> int:
         """The token that ends a response."""
@@ -164,17 +165,30 @@ class ChatTemplate(PromptTemplate):
         return {**front, "user": instruction.removeprefix(system_front(system))}
 
     def _encode(
-        self, tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Conversation], **options: Any
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        conversations: Sequence[Conversation],
+        *,
+        without: str = "",
+        **options: Any,
     ) -> list[list[int]]:
-        """Encodes conversations as one text each, as other libraries do, and by pieces where one spells tokens."""
-        texts = [_written(tokenizer, self.program, each, **options) for each in conversations]
+        """Encodes conversations as one text each, as other libraries do, and by pieces where one spells tokens.
+
+        `without` is cut off the end of each text.
+        """
+        texts = [_written(tokenizer, self.program, each, **options).removesuffix(without) for each in conversations]
         rows = _parsed(tokenizer, texts)
         spell = _spell(tokenizer, [" ".join(messages.values()) for messages in conversations])
         for number, messages in enumerate(conversations):
             if spell[number]:
-                own = _pieces(tokenizer, self.program, {role: _MARKS[role] for role in messages}, **options)
+                marks = {role: _MARKS[role] for role in messages}
+                own = _pieces(tokenizer, self.program, marks, **options)
+                own[-1] = own[-1].removesuffix(without)
+                blank = {role: f"\t{mark}\t" for role, mark in marks.items()}
+                spaced = _written(tokenizer, self.program, blank, **options)
+                said = [text if blank[role] in spaced else text.strip() for role, text in messages.items()]
                 pieces = _parsed(tokenizer, own)
-                for place, letters in enumerate(tokens_of(tokenizer, list(messages.values()))):
+                for place, letters in enumerate(tokens_of(tokenizer, said)):
                     pieces[place] = pieces[place] + letters
                 rows[number] = [token for piece in pieces for token in piece]
         return rows
@@ -239,10 +253,9 @@ _parsed = partial(tokens_of, special=True)
 
 def _spell(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
     """Which texts spell a special token out."""
-    special, unknown = special_ids(tokenizer), tokenizer.unk_token
-    rows = zip(texts, _parsed(tokenizer, texts), strict=True)
-    # The unknown token stands for letters too, so it is looked for in the text.
-    return [not special.isdisjoint(row) or (unknown is not None and unknown in text) for text, row in rows]
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    spelled = re.compile("|".join(map(re.escape, special)) or "(?!)")
+    return [spelled.search(text) is not None for text in texts]
 
 
 def _written(tokenizer: PreTrainedTokenizerBase, program: str, messages: Conversation, **options: Any) -> str:

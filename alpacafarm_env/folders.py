@@ -90,17 +90,24 @@ claim = Claim
 
 
 def refuse_claimed(folder: Path | str) -> None:
-    """Raises what `claim` would if somebody holds the folder; makes nothing."""
-    for seconds in (0.3, 0.0):
-        if not (Path(folder) / LOCK).is_file():
-            return
-        try:
-            claim(folder, "a look").release()
-        except CheckpointError:
-            if not seconds:
-                raise
-            # Of an owner that was just killed, a child that is being started has the lock still.
-            time.sleep(seconds)
+    """Raises what `claim` would if somebody holds the folder; makes and changes nothing."""
+    try:
+        handle = os.open(Path(folder) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # nobody claims what is not there; what cannot be read is told when it is claimed
+        return
+    try:
+        for seconds in (0.3, 0.0):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                # Of an owner that was just killed, a child that is being started has the lock still.
+                time.sleep(seconds)
+    except OSError:  # no locks here: told when it is claimed
+        return
+    finally:
+        os.close(handle)
+    raise _taken(Path(folder))
 
 
 def hash_folder(folder: Path | str) -> Content:

@@ -176,8 +176,11 @@ def compare(assets: Path, shipped: Path) -> list[str]:
 
 def install(assets: Path, shipped: Path) -> None:
     """Replaces the shipped assets by a copy of these."""
-    shutil.rmtree(shipped, ignore_errors=True)
-    shutil.copytree(assets, shipped)
+    beside = shipped.with_name(f".{shipped.name}.new")
+    shutil.rmtree(beside, ignore_errors=True)
+    shutil.copytree(assets, beside)
+    shutil.rmtree(shipped)
+    beside.rename(shipped)
 
 
 def build_and_compare(options: BuildOptions) -> int:

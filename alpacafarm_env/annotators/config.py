@@ -112,6 +112,11 @@ class Prompt(Strict):
             raise ValueError("parts: `system` may stand first only.")
         if self.layout == "completion" and set(roles) != {"user"}:
             raise ValueError("parts: a prompt with `layout: completion` is one text: write `user`, not other roles.")
+        examples = [len(part.pairs or ()) for part in self.parts]
+        if any(examples) and self.rates:
+            raise ValueError("parts: with `format: rating` single responses are shown: leave `pairs` out.")
+        if max(examples) > 1 and not self.batched:
+            raise ValueError(f"parts: with `format: {self.format}` the examples come one by one, not in batches.")
         return self
 
     @property

@@ -204,7 +204,7 @@ class Serve(ServerOptions, OracleOptions):
         from ..judge_server.scoring import ScoreServer
         from ..oracles import make_oracle
         from ..oracles.base import is_paid, judge
-        from ..oracles.judges import MicroBatched
+        from ..oracles.batched import MicroBatched
         from ..pretrained import load_tokenizer
         from .export import read_oracle
 

@@ -65,9 +65,11 @@ def as_row(record: object) -> object:
             if str(given.get(name)).lower() in ("false", "0") and any(answer in given for answer in _ANSWERS):
                 raise _MisfitError(name, given[name], _IMITATED)
         first = next((name for name in ("instruction", *_CONVERSATIONS, "prompt") if name in given), "")
-        if first in (*_CONVERSATIONS, "prompt"):
-            answer = ["completion"] if first == "prompt" and "completion" in given else []
-            return _row(given, _said(given, first, *answer), first)
+        if first == "prompt":
+            said = _question(given, first)
+            return _row(given, _answered(given, "completion", said) if "completion" in given else said, first)
+        if first in _CONVERSATIONS:
+            return _row(given, _said(given, first), first)
     except _MisfitError as error:
         return error.fault
     if _OWN.isdisjoint(record):
@@ -117,18 +119,36 @@ def _preference(given: dict[str, Any]) -> dict[str, Any]:
     if "instruction" in given:
         said = {"user": given["instruction"]}
     else:
-        said = _said(given, *[name for name in ("prompt", "conversations") if name in given][:1])
+        said = _question(given, *[name for name in ("prompt", "conversations") if name in given][:1])
     outputs = []
     for name in _PAIR:
-        said = _said(given, name, before={role: text for role, text in said.items() if role != "assistant"})
-        if "assistant" not in said:
-            raise _MisfitError(name, given[name], "an answer of the assistant's")
-        outputs.append(said["assistant"])
-    row = {**given, "input": given.get("input", "")} if "instruction" in given else _row(given, said, "prompt")
+        said = _answered(given, name, said)
+        outputs.append(said.pop("assistant"))
+    if "instruction" in given:
+        system = {"system": said["system"]} if "system" in said else {}
+        row = {**given, "input": given.get("input", ""), **system}
+    else:
+        row = _row(given, said, "prompt")
     label = given.get("preference", 1)
     first, second = reversed(outputs) if label == 2 else outputs
     fields = {name: row[name] for name in ("instruction", *_KEPT) if name in row}
     return {**fields, "output_1": first, "output_2": second, "preference": label}
+
+
+def _question(given: Mapping[str, Any], *fields: str) -> dict[str, str]:
+    """`_said` of fields that hold no answer."""
+    said = _said(given, *fields)
+    if "assistant" in said:
+        raise _MisfitError(fields[0], list(said), "the question alone, without an answer of the assistant's")
+    return said
+
+
+def _answered(given: Mapping[str, Any], field: str, question: Mapping[str, str]) -> dict[str, str]:
+    """The question and its answer, which `field` holds, perhaps behind the question."""
+    said = _said(given, field, before=question)
+    if "assistant" not in said:
+        raise _MisfitError(field, given.get(field, MISSING), "an answer of the assistant's")
+    return said
 
 
 def _said(given: Mapping[str, Any], *fields: str, before: Mapping[str, str] | None = None) -> dict[str, str]:

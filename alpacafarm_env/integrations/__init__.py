@@ -20,7 +20,7 @@ from ..data.load import load_dataset
 from ..errors import DataError
 from ..oracles import make_oracle
 from ..oracles.base import rewards_of, shorten
-from ..oracles.judges import MicroBatched
+from ..oracles.batched import MicroBatched
 
 _batched: dict[int, MicroBatched] = {}
 

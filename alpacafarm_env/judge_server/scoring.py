@@ -29,7 +29,7 @@ from ..errors import (
     UnknownNameError,
 )
 from ..oracles.base import RewardOracle, judge, rewards_of, shorten
-from ..oracles.judges import MicroBatched
+from ..oracles.batched import MicroBatched
 from ..spaces import MAX_TEXT_LENGTH
 from .http import Request, Response, Server, as_error, as_json, json_app, json_route, threaded
 

@@ -14,9 +14,10 @@ from math import inf
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, InstanceOf, TypeAdapter, ValidationError
 
 from ..errors import InvalidReplyError
+from ..spaces import find_surrogate
 from .endpoint import Endpoint
 from .requests import Kind, Usage
 
@@ -29,7 +30,7 @@ _NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "Uns
 _OF_A_TEXT: Final = (400, 403, 413, 422)
 """Statuses of what is too long or filtered, and of settings that the model does not take. Servers share no codes or
 words that tell one from the other; `Client` takes it for the settings if nothing is answered."""
-_QUOTA: Final = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
+_QUOTA: Final = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _NO_API: Final = "there is no OpenAI-compatible server: it does not take such requests; check base_url ({base_url})"
 _CLOSING: Final = {
     401: "the server refused the key; put the right one into the environment variable {key_variable}, or name another "
@@ -79,12 +80,12 @@ class _Message(BaseModel):
 class _Choice(BaseModel):
     message: _Message | None = None
     text: str | None = None
-    finish_reason: str | None = None
+    finish_reason: Any = None
     logprobs: Any = None
 
 
 class _Body(BaseModel):
-    choices: list[_Choice] = []
+    choices: Any = None
     usage: Any = None
     error: Any = None
 
@@ -94,7 +95,7 @@ _Logprob = Annotated[float, Field(strict=True, le=1e-3)]
 
 
 class _Top(BaseModel):
-    token: str
+    token: InstanceOf[str]  # perhaps a part of a character
     logprob: _Logprob
 
 
@@ -102,7 +103,8 @@ class _Token(_Top):
     top_logprobs: list[_Top] | None = None
 
 
-_CHAT, _COMPLETION = TypeAdapter(list[_Token]), TypeAdapter(list[Annotated[dict[str, _Logprob], Field(min_length=1)]])
+_CHAT = TypeAdapter(list[_Token])
+_COMPLETION = TypeAdapter(list[Annotated[dict[InstanceOf[str], _Logprob], Field(min_length=1)]])
 
 
 def read_reply(kind: Kind, raw: str) -> Reply:
@@ -112,19 +114,20 @@ def read_reply(kind: Kind, raw: str) -> Reply:
         InvalidReplyError: It is not a JSON object, holds an error, no choice or no text. A `FinalReplyError` if asking
             again would not help.
     """
+    choice = None
     try:
-        body = _Body.model_validate_json(raw)
-    except ValueError as error:  # pydantic's, also of a lone surrogate
+        body = _Body.model_validate(json.loads(raw))
+        if not body.error and isinstance(body.choices, list) and body.choices:
+            choice = _Choice.model_validate(body.choices[0])  # alone: a fault of another costs no second request
+    except (ValueError, RecursionError) as error:  # pydantic's too, also of a lone surrogate
         problem = str(error.errors()[0]["msg"] if isinstance(error, ValidationError) else error)[:80]
     else:
         if body.error:
             final = isinstance(body.error, dict) and body.error.get("code") in _OF_A_TEXT  # OpenRouter's
             raise (FinalReplyError if final else InvalidReplyError)(f"The reply holds an error: {_shown(body.error)}")
-        if body.choices:
-            choice = body.choices[0]
-            return Reply(
-                _text(kind, choice), choice.finish_reason, _logprobs(kind, choice.logprobs), *_counts(body.usage)
-            )
+        if choice is not None:
+            reason = choice.finish_reason if isinstance(choice.finish_reason, str) else None
+            return Reply(_text(kind, choice), reason, _logprobs(kind, choice.logprobs), *_counts(body.usage))
         problem = "it has no choice, hence no answer"
     # Raised out here: the other error holds the whole text.
     raise InvalidReplyError(f"The reply is no whole answer in JSON ({problem}): {_shown(raw)}")
@@ -150,6 +153,8 @@ def _text(kind: Kind, choice: _Choice) -> str:
         if choice.finish_reason == "length":
             raise FinalReplyError(f"{problem}: the limit on tokens is too low for this model")
         raise InvalidReplyError(problem)
+    if find_surrogate(text) >= 0:
+        raise InvalidReplyError(f"The answer holds half a character (a lone surrogate): {_shown(text)}")
     return text
 
 
@@ -212,8 +217,8 @@ def explain(error: Exception, endpoint: Endpoint, model: str) -> Failure:
         return _unanswered(error, endpoint)
     body = getattr(error, "body", None)
     words = endpoint.redact(f"{getattr(error, 'message', error)} {body or ''}")[:_MOST_CHARS]
-    codes = {body.get("code"), body.get("type")} if isinstance(body, dict) else set()
-    closing = _CLOSING[402] if codes & _QUOTA else _CLOSING.get(status)
+    codes = (body.get("code"), body.get("type")) if isinstance(body, dict) else ()
+    closing = _CLOSING[402] if any(code in _QUOTA for code in codes) else _CLOSING.get(status)
     if closing is None and (status in _PASSES or status >= 500):
         wait_s = retry_after(getattr(getattr(error, "response", None), "headers", {}))
         return Failure(f"status {status}: {words}", "passing", status, status in _MAYBE_BILLED, wait_s)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from .base import NAMES, Constant, FunctionOracle, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
+from .batched import MicroBatched
 from .ensemble import BaselineSubtracted, Ensemble
-from .judges import BothOrders, Flip, HigherReward, MicroBatched, WinRate
+from .judges import BothOrders, Flip, HigherReward, WinRate
 from .reward_model import RewardModel
 from .stored import HumanJudge, HumanRatings, Recorded, RecordedJudge, References, rated
 

@@ -10,20 +10,13 @@ times.)
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import BudgetExceededError, OutageError
 from ..seeding import keyed_uniforms
 from .base import (
     UNSCORED_REASON,
@@ -47,11 +40,6 @@ Row = tuple[str, str, str]
 
 NO_REFERENCE = "no reference response for this instruction"
 NO_VERDICT = "the judge gave no verdict"
-
-MAX_ROWS: Final = 256
-WAIT_S: Final = 0.004
-_DOWN: Final = (OutageError, BudgetExceededError, ConnectionError, TimeoutError)
-"""Errors that no row is the cause of."""
 
 
 class WinRate(DetailedOracle):
@@ -167,79 +155,6 @@ class BothOrders(DetailedJudge):
         agree = (np.sign(forth - 0.5) == np.sign(back - 0.5)).astype(object)
         agree[np.isnan(forth + back)] = None
         return Verdicts((forth + back) / 2, details).with_detail("orders_agree", agree)
-
-
-class _Query(NamedTuple):
-    """One thread's rows, and their answer to come."""
-
-    instructions: Sequence[str]
-    responses: Sequence[str]
-    answer: Future[Verdicts]
-
-
-class MicroBatched(DetailedOracle):
-    """Asks another oracle in a thread of its own, never twice at once: whoever comes during a call is in the next one.
-
-    A call waits for as many as were in the last one, at most `wait_s`: one thread alone does not wait. If a call for
-    several fails, each is asked for alone, so that nobody fails by another's texts; but where the error says that the
-    oracle cannot be reached, or may spend no more, all get it.
-
-    Args:
-        oracle: Who is asked; its `name` and `paid` are this oracle's too.
-        max_rows: Rows of a call from which on nobody else joins it.
-        wait_s: Most seconds to wait for others.
-    """
-
-    def __init__(self, oracle: RewardOracle, *, max_rows: int = MAX_ROWS, wait_s: float = WAIT_S) -> None:
-        self.oracle, self.name, self.paid = oracle, oracle.name, is_paid(oracle)
-        self.max_rows, self.wait_s = max_rows, wait_s
-        self.calls = 0
-        """Calls of the oracle so far."""
-        self._process, self._starting, self._last = 0, threading.Lock(), 1
-        self._queries: SimpleQueue[_Query] = SimpleQueue()
-
-    def judge(self, instructions: Sequence[str], responses: Sequence[str]) -> Verdicts:
-        """The oracle's answer to these rows, whatever else it is asked in the same call."""
-        if len(instructions) != len(responses):
-            raise ValueError(f"Expected as many instructions as responses, got {len(instructions)}, {len(responses)}.")
-        with self._starting:
-            if self._process != os.getpid():  # the first query, or that of a fork, which has no threads
-                self._process, self._queries = os.getpid(), SimpleQueue()
-                threading.Thread(target=self._work, name=f"ask {self.name}", daemon=True).start()
-        query = _Query(tuple(instructions), tuple(responses), Future())
-        self._queries.put(query)
-        return query.answer.result()
-
-    def _work(self) -> None:
-        while True:
-            batch = [self._queries.get()]
-            until = time.monotonic() + self.wait_s
-            with suppress(Empty):
-                while sum(len(query.responses) for query in batch) < self.max_rows:
-                    wait = until - time.monotonic() if len(batch) < self._last else 0
-                    batch.append(self._queries.get(timeout=max(wait, 0)))
-            self._last = len(batch)
-            self._ask(batch)
-
-    def _ask(self, batch: Sequence[_Query]) -> None:
-        self.calls += 1
-        instructions = [text for query in batch for text in query.instructions]
-        try:
-            verdicts = judge(self.oracle, instructions, [text for query in batch for text in query.responses])
-        except BaseException as error:  # noqa: BLE001 -- raised again by the threads that asked
-            if len(batch) == 1 or isinstance(error, _DOWN):
-                for query in batch:
-                    query.answer.set_exception(error)
-            else:
-                for query in batch:
-                    self._ask([query])
-            return
-        start = 0
-        for query in batch:
-            part = slice(start, start + len(query.responses))
-            details = {key: values[part] for key, values in verdicts.details.items()}
-            query.answer.set_result(Verdicts(verdicts.scores[part], details))
-            start = part.stop
 
 
 def _both(key: str, forth: NDArray[Any], back: NDArray[Any]) -> NDArray[Any]:

@@ -91,7 +91,10 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Reads what `write_rows` wrote."""
-    return cast(list[dict[str, Any]], read_records(path))
+    rows = read_records(path)
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path}: expected a JSON object a line, so the file is damaged: install the package again.")
+    return cast(list[dict[str, Any]], rows)
 
 
 class Sandbox(Dataset):

@@ -24,7 +24,7 @@ import pydantic
 
 from ... import sandbox
 from ...annotators.analysis import LENGTH_GAP, PUBLISHED_LENGTH_GAP
-from ...cli.options import parse
+from ...cli.options import Count, parse
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...folders import hash_folder
 from ...llm.requests import content_key
@@ -48,7 +48,7 @@ NUM_QUICK_INSTRUCTIONS: Final = 200
 class AnnotatorsOptions(StudyOptions):
     """Measures judges, simulated, recorded or live, and puts each figure next to the paper's."""
 
-    seeds: int = 3
+    seeds: Count = 3
     """Number of disjoint sets of four opinions on each of the sandbox's pairs."""
     data: str | None = None
     """A folder of recorded judgements. Default: the environment variable ALPACAFARM_DATA, or none."""

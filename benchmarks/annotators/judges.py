@@ -252,16 +252,16 @@ def live_rows(spec: str, question: Question, cell: str, on_progress: ProgressFn)
         LedgerError: The budget is reached.
         DataError: No verdict could be read.
     """
-    names = set[str]()
+    names = list[str]()
 
     def judge_of(seed: int) -> PreferenceOracle:
         on_progress(ProgressUpdate(cell, seed, state=f"opinion {seed + 1}"))
         judge = make_own_comparer(spec, sandbox.SANDBOX, seed=seed)
-        names.add(judge.name)
+        names.append(judge.name)
         return judge
 
     opinions = question.ask(judge_of, 0)
-    (judge,), missing = names, np.isnan(opinions.votes)
+    judge, missing = names[0], np.isnan(opinions.votes)
     if missing.all():
         why = f" The first says: {opinions.reason}" if opinions.reason else ""
         raise DataError(f"{judge}: expected verdicts, got none for any of the pairs.{why}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, Self
 
 import numpy as np
@@ -132,14 +133,18 @@ def resampled(credits: Mapping[str, Sequence[Array]], *, seed: int, num: int = R
         seed: Keys the draws.
         num: How many resamples are drawn.
     """
+
+    @cache
+    def counts_of(size: int) -> Array:
+        """How often each instruction was drawn, a row a resample: all means are one matrix product."""
+        drawn = keyed_rng(seed, "method ranking", "instructions").integers(0, size, (num, size))
+        places = (drawn + size * np.arange(num)[:, None]).ravel()
+        return np.bincount(places, minlength=num * size).reshape(num, size).astype(np.float64)
+
     rates: dict[str, Array] = {}
     for name, seeds in credits.items():
         table = np.stack(seeds, axis=1)
-        size, judged = len(table), ~np.isnan(table)
-        drawn = keyed_rng(seed, "method ranking", "instructions").integers(0, size, (num, size))
-        # How often each instruction was drawn: with resamples as rows of weights, all means are one matrix product.
-        places = (drawn + size * np.arange(num)[:, None]).ravel()
-        counts = np.bincount(places, minlength=num * size).reshape(num, size).astype(np.float64)
+        counts, judged = counts_of(len(table)), ~np.isnan(table)
         with np.errstate(invalid="ignore"):
             means = (counts @ np.where(judged, table, 0)) / (counts @ judged.astype(np.float64))
         chosen = keyed_rng(seed, "method ranking", "seeds", name).integers(0, len(seeds), (num, len(seeds)))

@@ -20,7 +20,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from ...cli.options import parse
+from ...cli.options import Count, parse
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ..harness.page import Drawn, Page, publish, read_manifest, read_table
 from ..harness.report import sentences
@@ -44,7 +44,7 @@ PRINTED: Final = ("agreement", "sources", "pairs")
 class ProtocolOptions(StudyOptions):
     """Measures the evaluation protocol: sources, agreement with held-out users, power, judges' leaderboards."""
 
-    seeds: int = 3
+    seeds: Count = 3
     """Number of answers of each generator, each judged with another opinion."""
     data: str | None = None
     """A folder of recorded judgements. Default: the environment variable ALPACAFARM_DATA, or none."""

@@ -9,6 +9,7 @@ import gymnasium as gym
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import DictInfoToList
 from tiny_worlds import (
     ASCII,
     TEXTS,
@@ -222,6 +223,11 @@ def test_a_reward_for_all_is_not_taken_for_one_each(llama: LanguageModel) -> Non
     agent = PPO(Mean(make_env(16, Share(ASCII))), llama, config=small_ppo())
     with pytest.raises(OracleError, match=r"16 rows .*\(\)"):
         next(agent.updates())
+
+
+def test_a_wrapper_around_lists_of_infos_is_refused(llama: LanguageModel) -> None:
+    with pytest.raises(ValueError, match="DictInfoToList"):
+        PPO(gym.vector.VectorWrapper(DictInfoToList(make_env(16, Share(ASCII)))), llama, config=small_ppo())
 
 
 def test_live_rewards_train_as_those_in_process(tmp_path: Path) -> None:

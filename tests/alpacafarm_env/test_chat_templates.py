@@ -88,6 +88,10 @@ def test_special_tokens_in_a_text_are_letters(tokenizer):
         text = tokenizer.decode([t for t in attacked if t not in special], clean_up_tokenization_spaces=False)
         assert attack.replace(" ", "") in text.replace(" ", "")
     alone = template.encode_prompts(tokenizer, ["Hi"])
+    # Blanks around it stay, or go, as those around any text.
+    trims = template.encode_prompts(tokenizer, [" Hi "]) == alone
+    spaced, bare = template.encode_prompts(tokenizer, [f" {attack} ", attack])
+    assert (spaced == bare) == trims
     assert template.encode_prompts(tokenizer, ["Hi", attack, "Hi"])[::2] == alone * 2
 
 

@@ -299,6 +299,13 @@ def test_system_texts_are_part_of_the_instruction(tmp_path):
     } == {("S\n\nQ", "S")}
 
 
+def test_a_system_text_beside_the_answers_is_kept(tmp_path):
+    chosen, rejected = ([system("S"), answer(text)] for text in "ab")
+    row = {"instruction": "Q", "chosen": chosen, "rejected": rejected}
+    (pair,) = read(tmp_path, "preference", [row]).preferences()
+    assert (pair.instruction.system, pair.responses) == ("S", ("a", "b"))
+
+
 def test_references_may_be_rows_of_other_libraries(tmp_path):
     write_rows(tmp_path / "eval.json", [{"prompt": "Q"}, {"prompt": "R"}])
     write_rows(tmp_path / "davinci003.json", [{"prompt": "R", "completion": "r"}, {"messages": CHAT}])
@@ -325,6 +332,9 @@ def test_references_may_be_rows_of_other_libraries(tmp_path):
         ("preference", {"prompt": "Q", "completion": "a", "label": False}, ["'label'", "KTO"]),
         ("preference", {"chosen": CHAT, "rejected": [user("R"), answer("b")]}, ["'rejected'", "'R'"]),
         ("preference", {"prompt": "Q", "chosen": [user("Q")], "rejected": "b"}, ["'chosen'", "answer"]),
+        ("preference", {"prompt": CHAT, "chosen": "a", "rejected": "b"}, ["'prompt'", "without an answer"]),
+        ("sft", {"prompt": CHAT}, ["'prompt'", "without an answer"]),
+        ("sft", {"prompt": "Q", "completion": []}, ["'completion'", "an answer"]),
     ],
 )
 def test_faulty_rows_are_one_error_each(tmp_path, split, row, facts):

@@ -133,16 +133,36 @@ def test_a_full_disk_loses_nothing_stored(monkeypatch, tmp_path):
     monkeypatch.setattr(ledger_module, "connect", limited)
     kept, refused = [], None
     with Ledger(tmp_path / "l") as ledger:
+        waiting = begin(ledger, "waiting").result()
         while refused is None:
             attempt = begin(ledger, str(len(kept))).result()
             refused = succeed(ledger, attempt, [str(len(kept))], raw="x" * 10_000).exception()
             kept += [] if refused else [str(len(kept))]
         assert isinstance(refused, LedgerError)
         assert "disk is full" in str(refused)
+        with pytest.raises(LedgerError, match="No more requests"):
+            begin(ledger, "next").result()
+        succeed(ledger, waiting, ["small"], raw="{}").result()  # what was paid and still fits is kept
     with Ledger(tmp_path / "l") as ledger:
         assert len(kept) > 5
-        assert set(lookup(ledger, *kept, str(len(kept)))) == set(kept)
-        assert (total(ledger).answered, total(ledger).unknown) == (len(kept), 1)
+        assert set(lookup(ledger, *kept, str(len(kept)), "small")) == {*kept, "small"}
+        assert (total(ledger).answered, total(ledger).unknown) == (len(kept) + 1, 1)
+
+
+def test_requests_go_on_after_room_was_made(ledger):
+    def fill(conn):
+        conn.execute("PRAGMA max_page_count = 1")
+        conn.execute("INSERT INTO replies SELECT 'large', hex(zeroblob(10000000)), '', ''")
+
+    owner = ledger.new_owner()
+    assert "disk is full" in str(ledger.do(fill).exception())
+    for make_room in (lambda conn: None, lambda conn: conn.execute("PRAGMA max_page_count = 1000000").close()):
+        ledger.do(make_room).result()
+        ledger.do(sql.release, owner).result()  # small rows fit all the time, and say nothing of answers
+        with pytest.raises(LedgerError, match="No more requests"):
+            begin(ledger).result()
+    assert claim(ledger, ["q"], owner) == ["q"]
+    answer(ledger)
 
 
 def test_a_removed_file_is_noticed(tmp_path):

@@ -19,7 +19,7 @@ from alpacafarm_env.annotators.config import read_yaml
 from alpacafarm_env.errors import InvalidReplyError, OutageError, PermanentAPIError, PoolError
 from alpacafarm_env.llm import limits
 from alpacafarm_env.llm.limits import OUTAGE, OUTAGE_S, ClientConfig, Limiter
-from alpacafarm_env.llm.replies import FinalReplyError, Reply, read_reply, retry_after
+from alpacafarm_env.llm.replies import FinalReplyError, Reply, explain, read_reply, retry_after
 from alpacafarm_env.llm.requests import SHIPPED_PRICES, Prices, Request
 
 FULL = Reply("Yes.", "stop", None, 7, 3)
@@ -52,6 +52,21 @@ def test_what_is_no_answer_is_an_error(body):
     assert not isinstance(caught.value, FinalReplyError)
     assert caught.value.__context__ is None
     assert len(str(caught.value)) < 400
+
+
+def test_a_fault_beside_the_answer_is_not_paid_for_again():
+    body = said()
+    body["choices"][0]["finish_reason"] = {"type": "stop"}
+    body["choices"].append(None)
+    body["id"] = "half \ud800"
+    assert read(body) == replace(FULL, finish_reason=None)
+
+
+def test_an_error_code_that_is_no_text_is_explained():
+    error = Exception("refused")
+    error.status_code, error.body = 400, {"code": {"number": 1}, "type": ["x"]}
+    endpoint = SimpleNamespace(redact=str, base_url="http://x/v1", host="x", api_key_env="KEY")
+    assert explain(error, endpoint, "m").kind == "text"
 
 
 @pytest.mark.parametrize("body", [said("Half", "content_filter"), said(None, "content_filter"), said("", "length")])

@@ -27,12 +27,12 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 from weakref import WeakSet
 
 from ...errors import LedgerError, ReplayMissError
 from . import operations as sql
-from .file import begin, connect, explain, inode, ledger_path, prepare
+from .file import begin, connect, error_code, explain, inode, ledger_path, prepare
 
 T = TypeVar("T")
 MAX_GROUP = 512
@@ -43,6 +43,10 @@ class _Job(NamedTuple):
     future: Future[Any]
     operation: Callable[..., Any]  # of `operations`
     call: Callable[[sqlite3.Connection], Any]  # the operation with its arguments
+
+
+class _UndoneError(Exception):
+    """A transaction had begun, and all of it was undone; its cause says why."""
 
 
 class Ledger:
@@ -144,6 +148,7 @@ class Ledger:
         self._inode: tuple[int, int] | None = None
         self._active = False  # whether it may have leases or running attempts, and so has to beat
         self._beaten = 0.0
+        self._full: str | None = None  # why no attempt begins
 
     def _work(self) -> None:
         group: list[_Job | None] = []
@@ -160,13 +165,23 @@ class Ledger:
         """Runs and commits a group; its futures resolve afterwards, each with its own result or error."""
         try:
             outcomes = self._transact(group)
-        except Exception as error:  # noqa: BLE001 - it goes to the callers, who wait for it; nobody waits for a beat
+        except Exception as error:  # noqa: BLE001 - it goes to the callers, who wait for it
+            if len(group) > 1 and isinstance(error, _UndoneError):
+                for job in group:  # maybe undone because of one operation: alone, the others may still pass
+                    self._run([job])
+                return
+            if not group:  # a beat failed: only `begin` reports it, as answers could not be stored either
+                self._error(error)
             outcomes = [partial(job.future.set_exception, self._error(error)) for job in group]
         for resolve in outcomes:
             resolve()
 
     def _transact(self, group: list[_Job]) -> list[Callable[[], None]]:
-        """One transaction, in which an operation that fails is undone alone. Returns what resolves the futures."""
+        """One transaction, in which an operation that fails is undone alone. Returns what resolves the futures.
+
+        Raises:
+            _UndoneError: It had begun, and all of it was undone.
+        """
         conn = self._connected()
         reads = all(job.operation in sql.READS for job in group)
         due = self._active and time.monotonic() - self._beaten >= self.lease_s / 3
@@ -179,34 +194,46 @@ class Ledger:
                 self._beaten = time.monotonic()
             outcomes = [self._one(conn, job) for job in group]
             conn.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise _UndoneError from error
             raise
         self._active |= any(job.operation in (sql.claim, sql.begin) for job in group)
         return outcomes
 
     def _one(self, conn: sqlite3.Connection, job: _Job) -> Callable[[], None]:
+        if job.operation is sql.begin and self._full is not None:
+            return partial(job.future.set_exception, LedgerError(self._full))
         conn.execute("SAVEPOINT operation")
         try:
             outcome = partial(job.future.set_result, job.call(conn))
         except Exception as error:
             if not conn.in_transaction:  # a full disk: SQLite has undone all of it
-                raise
+                raise _UndoneError from error
             conn.execute("ROLLBACK TO operation")
             outcome = partial(job.future.set_exception, self._error(error))
+        else:
+            if job.operation is sql.claim:  # a call starts, and the disk took that
+                self._full = None
         conn.execute("RELEASE operation")
         return outcome
 
     def _error(self, error: Exception) -> Exception:
         """An error as its caller gets it: it names the file, and is an object of its own."""
-        if isinstance(error, sqlite3.Error | OSError):
-            explained = explain(self.path, error)
-            explained.__cause__ = error
+        cause: Any = error.__cause__ if isinstance(error, _UndoneError) else error
+        if isinstance(cause, sqlite3.Error | OSError):
+            explained = explain(self.path, cause)
+            if error_code(cause) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                # Answers that cannot be stored must not be bought: no attempt begins until another call has claimed its
+                # questions. Smaller rows do not count: they still fit where answers do not.
+                self._full = f"No more requests are sent: {explained}"
+            explained.__cause__ = cause
             return explained
-        if type(error) is LedgerError and str(self.path) not in str(error):  # of a row: operations know no file
-            return LedgerError(f"{self.path}: {error}")
-        return error
+        if type(cause) is LedgerError and str(self.path) not in str(cause):  # of a row: operations know no file
+            return LedgerError(f"{self.path}: {cause}")
+        return cast(Exception, cause)
 
     def _connected(self) -> sqlite3.Connection:
         if self._inode not in (None, inode(self.path)):

@@ -200,7 +200,9 @@ def spending(conn: Connection) -> pd.DataFrame:
         FROM (
             SELECT *, iif(state = 'running' AND handle NOT IN ({_ALIVE}), 'unknown', state) AS seen FROM attempts
         ) GROUP BY host, model, label ORDER BY host, model, label"""  # noqa: S608 -- our own query
-    return pd.read_sql_query(query, conn, params={"now": time.monotonic()}, index_col=["host", "model", "label"])
+    cursor = conn.execute(query, {"now": time.monotonic()})  # pandas' own reading would roll back what others wait for
+    columns = [name for name, *_ in cursor.description]
+    return pd.DataFrame(cursor.fetchall(), columns=columns).set_index(["host", "model", "label"])
 
 
 def heartbeat(conn: Connection, handle: str, lease_s: float) -> None:
