@@ -287,6 +287,8 @@ class Gate:
             raise ValueError("bad")
         if responses[0] == "down":
             raise ConnectionError("down")
+        if "stop" in responses:
+            raise KeyboardInterrupt
         return Verdicts(np.array([len(text) for text in responses], float), {"first": np.array([*responses])})
 
     def score(self, instructions, responses):
@@ -300,7 +302,7 @@ def ask_while_busy(oracle, batches, **options):
     def ask(batch):
         try:
             return judge(batched, ["i"] * len(batch), batch)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, OracleError, KeyboardInterrupt) as error:
             return error
 
     with ThreadPoolExecutor(len(batches)) as threads:
@@ -308,7 +310,7 @@ def ask_while_busy(oracle, batches, **options):
         assert oracle.entered.acquire(timeout=10)
         for place, batch in enumerate(batches[1:], start=1):
             found.append(threads.submit(ask, batch))
-            while batched._queries.qsize() < place:
+            while len(batched._waiting) < place:
                 pass
         oracle.gate.set()
         return batched, [each.result(10) for each in found]
@@ -343,6 +345,13 @@ def test_outages_fail_all_with_one_call():
     assert judge(batched, ["i"], ["aa"]).scores.tolist() == [2]
 
 
+def test_an_interrupt_reaches_who_asks_and_ends_no_other_call():
+    batched, found = ask_while_busy(Gate(closed=True), [["a"], ["stop"], ["ccc"]])
+    assert isinstance(found[1], KeyboardInterrupt)
+    assert isinstance(found[2], OracleError)
+    assert judge(batched, ["i"], ["dddd"]).scores.tolist() == [4]
+
+
 def test_one_thread_alone_never_waits():
     batched = MicroBatched(Gate(), wait_s=60.0)
     for _ in range(3):
@@ -358,7 +367,7 @@ def test_waiting_for_others_is_limited():
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_asks_in_a_thread_of_its_own():
+def test_a_fork_may_ask_too():
     batched = MicroBatched(Gate())
     batched.score(["i"], ["a"])
 
