@@ -1,7 +1,7 @@
 """One process or many: who this one is, numbers added up over all of them, oracles asked together.
 
-Alone, everything here is free. A paid oracle is asked by the main process, once for the rows of all. Processes are
-started by `accelerate launch` or `torchrun` and joined through accelerate.
+Alone, everything here is free. A paid oracle of a batched environment is asked by the main process, once for the rows
+of all. Processes are started by `accelerate launch` or `torchrun` and joined through accelerate.
 """
 
 import atexit

@@ -20,10 +20,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
 
 from ..data import Dataset
-from ..errors import FieldError, did_you_mean
+from ..errors import AlpacaFarmError, FieldError, did_you_mean
 from ..plugins import find_attribute
 from ..pretrained import file_states
-from .base import FunctionOracle, Kind, PreferenceOracle, RewardOracle
+from .base import FunctionOracle, Kind, OracleError, PreferenceOracle, RewardOracle
 
 _FILES: Final = {"reward_model", "human", "policy"}
 """Keys of files and folders."""
@@ -210,7 +210,13 @@ class Own(Spec):
         arguments = self._arguments(dataset, seed)
         if self._batch():
             return FunctionOracle(partial(self._value, **arguments), name=self.name.partition(":")[2])
-        made = self._value(**arguments)
+        try:
+            made = self._value(**arguments)
+        except AlpacaFarmError:
+            raise
+        except Exception as error:
+            text = f"{self.kind.capitalize()} {self.name!r} raised {type(error).__name__}: {error}"
+            raise OracleError(text) from error
         if (oracle := as_object(made, self.kind)) is None:
             raise self._no_such(made)
         return oracle

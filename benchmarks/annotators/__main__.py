@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import pydantic
 
 from ... import sandbox
 from ...annotators.analysis import LENGTH_GAP, PUBLISHED_LENGTH_GAP
-from ...cli.options import Count, parse
+from ...cli.options import Count
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ...folders import hash_folder
 from ...llm.requests import content_key
@@ -47,6 +47,8 @@ NUM_QUICK_INSTRUCTIONS: Final = 200
 @dataclass(frozen=True)
 class AnnotatorsOptions(StudyOptions):
     """Measures judges, simulated, recorded or live, and puts each figure next to the paper's."""
+
+    name: ClassVar[str] = NAME
 
     seeds: Count = 3
     """Number of disjoint sets of four opinions on each of the sandbox's pairs."""
@@ -127,8 +129,7 @@ def page(folder: Path) -> Page:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
-    prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-    return run_command(lambda: run(parse(AnnotatorsOptions, args, prog=prog)))
+    return run_command(lambda: run(AnnotatorsOptions.parse(args)))
 
 
 if __name__ == "__main__":

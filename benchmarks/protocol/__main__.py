@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from ...cli.options import Count, parse
+from ...cli.options import Count
 from ...data.load import DATA_VARIABLE, recorded_dataset
 from ..harness.page import Drawn, Page, publish, read_manifest, read_table
 from ..harness.report import sentences
@@ -43,6 +43,8 @@ PRINTED: Final = ("agreement", "sources", "pairs")
 @dataclass(frozen=True)
 class ProtocolOptions(StudyOptions):
     """Measures the evaluation protocol: sources, agreement with held-out users, power, judges' leaderboards."""
+
+    name: ClassVar[str] = NAME
 
     seeds: Count = 3
     """Number of answers of each generator, each judged with another opinion."""
@@ -96,8 +98,7 @@ def page(folder: Path) -> Page:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
-    prog = f"python -m alpacafarm_env.benchmarks.{NAME}"
-    return run_command(lambda: run(parse(ProtocolOptions, args, prog=prog)))
+    return run_command(lambda: run(ProtocolOptions.parse(args)))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from alpacafarm_env.errors import CheckpointError, DataError, UnknownNameError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles import (
     Constant,
+    OracleError,
     Recorded,
     RecordedJudge,
     References,
@@ -327,3 +328,10 @@ def test_faulty_own_oracles_are_refused(tiny_dataset, spec, kind, says):
     with pytest.raises(kind, match=says) as raised:
         InstructionEnv(tiny_dataset, oracle=spec)
     assert "\n" not in str(raised.value)
+
+
+def test_a_fault_in_ones_own_constructor_names_it(tmp_path, monkeypatch):
+    (tmp_path / "mine_that_fails.py").write_text("def Mine():\n    raise KeyError('x')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OracleError, match="mine_that_fails:Mine.*KeyError"):
+        make_oracle("mine_that_fails:Mine", dataset=sandbox.SANDBOX)
