@@ -37,7 +37,7 @@ from .loop import Resume, Sums, epoch_batch
 from .losses import dpo_loss, implicit_rewards
 from .memory import first_tried
 from .policy_agent import PolicyAgent, PolicyConfig
-from .processes import Processes, float32_matmuls
+from .processes import Processes, float32_matmuls, settled
 from .prompts import check_budget
 from .rollouts import micro_batches, segment_sum
 from .settings import Count, NonNegative, Positive
@@ -61,7 +61,7 @@ class DPOConfig(PolicyConfig):
     @classmethod
     def sandbox(cls) -> Self:
         """Settings for the sandbox's small policy on two CPU cores; the learning rate is PPO's, as in the paper."""
-        return cls(learning_rate=2e-4, micro_batch_tokens=2048, save_every=50)
+        return cls(learning_rate=2e-4, precision="float32", micro_batch_tokens=2048, save_every=50)
 
 
 class DPO(PolicyAgent):
@@ -86,6 +86,7 @@ class DPO(PolicyAgent):
     ) -> None:
         self.config = config or DPOConfig()
         super().__init__(policy, self.config, seed=seed)
+        self.config = settled(self.config, self.policy.model)
         kept = self._fitting(preferences)
         self._num_pairs = len(kept)
         # The chosen responses, then the rejected ones in the same order.
@@ -156,7 +157,7 @@ class DPO(PolicyAgent):
     @torch.no_grad()
     def _reference_logprobs(self) -> Tensor:
         """Those of all pairs by the policy as it is now, [2, N]; each process reads its share."""
-        processes = Processes(self.policy.device, mixed_precision=self.config.mixed_precision)
+        processes = Processes(self.policy.device, precision=self.config.precision)
         table = torch.zeros(2, self._num_pairs, device=self.policy.device)
         mine = processes.share(np.arange(self._num_pairs))
         # Not tried for memory, so few on any device.

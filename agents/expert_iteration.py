@@ -139,7 +139,7 @@ class ExpertIteration(PolicyAgent):
         self._best: list[dict[str, Any]] = []
         self._sft: SFT | None = None
         self._length = 0  # of metrics.jsonl as this run has left it
-        self._processes = Processes(self.policy.device, mixed_precision=self.config.sft.mixed_precision)
+        self._processes = Processes(self.policy.device)
         self._processes.agree(self._settings())
         if self.out is not None:
             self._open(self.out, resume)

@@ -39,7 +39,7 @@ from ..seeding import keyed_rng
 from . import checkpoints
 from .memory import GB, DeviceMemory, Probe, checkpointed_layers, first_tried, gradient_checkpointing
 from .optimizer import Optimizer
-from .processes import Processes, float32_matmuls
+from .processes import Processes, float32_matmuls, settled
 from .settings import FREE_TO_CHANGE, TrainingConfig, schedule_factor
 from .sharding import full, local, make_shards
 from .tracking import RunLog
@@ -125,7 +125,8 @@ class Loop:
         if not parameters:
             raise ValueError(f"Nothing to train: no parameter of {', '.join(modules)} requires a gradient.")
         device = next(iter(parameters.values())).device
-        self.processes = Processes(device, mixed_precision=config.mixed_precision)
+        config = settled(config, next(iter(modules.values())))
+        self.processes = Processes(device, precision=config.precision)
         self.config, self.total, self.seed, self.out = config, total, seed, out
         self.step, self.state = 0, dict[str, float]()
         self.micro_batch_tokens = config.micro_batch_tokens or first_tried(device)

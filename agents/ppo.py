@@ -109,6 +109,7 @@ class PPOConfig(OnlineConfig):
             learning_rate=2e-4,
             kl_coef=0.05,
             max_response_tokens=64,
+            precision="float32",
             micro_batch_tokens=1024,
         )
 
@@ -291,7 +292,7 @@ class PPO(PolicyAgent):
             return True
         if self.config.recompute_logprobs is not None:
             return self.config.recompute_logprobs
-        exact = self.policy.model.dtype == torch.float32 and self.config.mixed_precision == "no"
+        exact = self.policy.model.dtype == torch.float32 and self._loop.config.precision == "float32"
         return not (exact and self.policy.device.type == "cpu")
 
     def _write(self, folder: Path) -> None:

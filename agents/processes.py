@@ -8,9 +8,10 @@ import atexit
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from torch import Tensor
 from ..arguments import environment_number
 from ..errors import WorldError
 from ..oracles.base import RewardOracle, Verdicts, is_paid, judge
+from .precision import Precision, resolve_precision
+from .settings import TrainingConfig
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -81,18 +84,18 @@ class Processes:
 
     Args:
         device: Where this process's model is; None: its default device.
-        mixed_precision: What `autocast` computes in.
+        precision: What matrices are multiplied in within `autocast`.
 
     Raises:
         WorldError: Not all processes were joined, or they were joined on devices of another kind.
     """
 
-    def __init__(self, device: torch.device | None = None, *, mixed_precision: Literal["no", "bf16"] = "no") -> None:
+    def __init__(self, device: torch.device | None = None, *, precision: Precision = "float32") -> None:
         state = join(cpu=device is not None and device.type == "cpu")
         self.rank: int = state.process_index
         self.count: int = state.num_processes
         self.device: torch.device = state.device if device is None else device
-        self._mixed_precision = mixed_precision
+        self._precision = precision
         if self.count > 1 and self.device.type != state.device.type:
             raise WorldError(
                 f"Expected the model on a device of the kind on which the processes are joined ({state.device.type}), "
@@ -109,8 +112,8 @@ class Processes:
         join().wait_for_everyone()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Run forward passes in the mixed precision."""
-        if self._mixed_precision == "no":
+        """Multiplies matrices of the forward passes inside, and of their backward passes, in the precision."""
+        if self._precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
@@ -222,6 +225,15 @@ class Processes:
                 f"The processes of a run must have the same settings and see the same folder, but differ in "
                 f"{'; '.join(differing)}. Start all with one command, and keep the folder on a disk that all share."
             )
+
+
+Config = TypeVar("Config", bound=TrainingConfig)
+
+
+def settled(config: Config, model: torch.nn.Module) -> Config:
+    """The config with the precision that the main process has found for all."""
+    device = next(model.parameters()).device
+    return replace(config, precision=Processes(device).from_main(resolve_precision(config.precision, model)))
 
 
 def judge_together(

@@ -84,6 +84,7 @@ class QuarkConfig(OnlineConfig):
             minibatch_size=128,
             learning_rate=6e-5,
             max_response_tokens=64,
+            precision="float32",
             micro_batch_tokens=2048,
         )
 

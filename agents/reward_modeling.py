@@ -90,6 +90,7 @@ class RewardModelingConfig(TrainingConfig):
             learning_rate=1e-3,
             schedule="linear",
             weight_decay=0.01,
+            precision="float32",
             micro_batch_tokens=1024,
             save_every=200,
         )

@@ -73,8 +73,10 @@ class TrainingConfig(Settings):
     gradient_checkpointing: bool = False
     """Keep one tensor a layer of a forward pass and compute the rest again for its gradient: a tenth of the memory for
     a third more arithmetic. The results are the same."""
-    mixed_precision: Literal["no", "bf16"] = "no"
-    """Autocast of forward passes. Weights and optimizer keep their own precision."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What matrices are multiplied in; weights, norms, losses and log-probabilities stay float32. "auto": bfloat16 for
+    a model of 10 M parameters or more where that is measured to be faster, else float32. Resumed
+    where the other one is faster, a run is refused until it is told which it began with."""
     tf32: bool = True
     """Multiply float32 matrices in TF32 on a CUDA device, in a step: ten bits of mantissa, several times the speed, as
     AlpacaFarm's scripts do. False: as torch is set, which is to float32. Nothing changes on a CPU."""

@@ -53,6 +53,7 @@ class SFTConfig(PolicyConfig):
             learning_rate=3e-3,
             schedule="linear",
             weight_decay=0.01,
+            precision="float32",
             micro_batch_tokens=1024,
             save_every=500,
         )
@@ -65,7 +66,14 @@ class FineTuningConfig(SFTConfig):
     @classmethod
     def sandbox(cls) -> Self:
         """Settings for the sandbox's small policy on two CPU cores; twice PPO's learning rate, as in the paper."""
-        return cls(batch_size=32, learning_rate=4e-4, schedule="linear", micro_batch_tokens=1024, save_every=100)
+        return cls(
+            batch_size=32,
+            learning_rate=4e-4,
+            schedule="linear",
+            precision="float32",
+            micro_batch_tokens=1024,
+            save_every=100,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,8 +73,9 @@ class ModelOptions(Options):
     """Tokens that go through a model at once, limited by memory; no result depends on it."""
     sampling_batch: Count | None = None
     """Responses that PPO and Quark sample at once, limited by memory; no result depends on it."""
-    mixed_precision: Literal["no", "bf16"] | None = None
-    """Autocast of forward passes; bf16 halves the activations of float32 weights."""
+    precision: Literal["auto", "float32", "bfloat16"] | None = None
+    """What matrices are multiplied in; weights and losses stay float32. Default: auto, which is bfloat16 where that is
+    measured to be faster, and float32 for small models, or by the presets sandbox and paper."""
     gradient_checkpointing: bool | None = None
     """Activations are computed again in the backward pass instead of being kept."""
     sharding: Literal["none", "full"] | None = None

@@ -42,7 +42,7 @@ PRESETS: Final[Mapping[PresetName, Preset]] = {
     # Two CPU cores and the shipped models of 0.4 M parameters.
     "sandbox": Preset(config="sandbox", max_response_tokens=64),
     # AlpacaFarm's settings, float32, whatever the machine.
-    "paper": Preset(),
+    "paper": Preset(fields={"precision": "float32"}),
     # LLaMA 7B on one GPU of 80 GB: 512 responses a step, prompts of 192 and responses of 300 tokens.
     "llama_7b_lora": Preset(
         lora=8,  # of all linear layers, with alpha 64: AlpacaFarm's own LoRA runs
@@ -116,7 +116,7 @@ OPTIONS = {"steps": "total_steps", "sampling_batch": "sampling_batch_size"} | {
     name: name
     for name in (
         *("epochs", "learning_rate", "num_instructions", "rollout_batch_size", "minibatch_size", "batch_size"),
-        *("sample_batch_size", "micro_batch_tokens", "mixed_precision", "gradient_checkpointing", "sharding", "value"),
+        *("sample_batch_size", "micro_batch_tokens", "precision", "gradient_checkpointing", "sharding", "value"),
     )
 }
 """Option -> the field of a config that it sets."""

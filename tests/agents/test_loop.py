@@ -232,7 +232,7 @@ BAD: dict[Any, dict[str, tuple[object, ...]]] = {
         "keep_checkpoints": (0,),
         "save_every": ("2", -1),
         "schedule": ("lienar",),
-        "mixed_precision": ("fp16",),
+        "precision": ("fp16",),
     },
     PPOConfig: {
         "total_steps": (2.5, 0),

@@ -57,8 +57,8 @@ def test_tf32_on_gpus_within_a_block(device: str, tf32: bool) -> None:
 
 def test_two_precisions_live_in_one_process() -> None:
     found = []
-    for precision in ("bf16", "no", "bf16"):
-        with Processes(torch.device("cpu"), mixed_precision=precision).autocast():  # type: ignore[arg-type]
+    for precision in ("bfloat16", "float32", "bfloat16"):
+        with Processes(torch.device("cpu"), precision=precision).autocast():  # type: ignore[arg-type]
             found.append((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
     assert found == [torch.bfloat16, torch.float32, torch.bfloat16]
 

@@ -46,11 +46,11 @@ def test_a_given_option_wins_over_its_preset(tmp_path):
     kept = train.parse(["ppo", *given]).job()
     assert (kept.lora, kept.dtype, kept.reward_dtype) == (8, "bfloat16", "bfloat16")
     assert kept.config(agents.PPOConfig).micro_batch_tokens is None
-    own = ["--lora", "0", "--dtype", "float32", "--micro-batch-tokens", "512", "--mixed-precision", "bf16"]
+    own = ["--lora", "0", "--dtype", "float32", "--micro-batch-tokens", "512", "--precision", "bfloat16"]
     changed = train.parse(["ppo", *given, *own]).job()
     assert (changed.lora, changed.dtype, changed.reward_dtype) == (0, "float32", "bfloat16")
     config = changed.config(agents.PPOConfig)
-    assert (config.micro_batch_tokens, config.mixed_precision) == (512, "bf16")
+    assert (config.micro_batch_tokens, config.precision) == (512, "bfloat16")
     assert config.rollout_batch_size == agents.PPOConfig.paper().rollout_batch_size
 
 

@@ -1,0 +1,73 @@
+"""What matrices are multiplied in: float32, or bfloat16 where a device gains by it.
+
+Processors differ: one multiplies bfloat16 several times as fast as float32 (AVX512-BF16, AMX, GPUs), another emulates
+it and is slower. So the two are raced, once a process. Weights, norms, losses and log-probabilities stay float32.
+"""
+
+import sys
+from functools import cache, partial
+from time import perf_counter
+from typing import Final, Literal
+
+import torch
+from torch import nn
+
+Precision = Literal["float32", "bfloat16"]
+SMALL: Final = 10e6
+"""Parameters of a model below which casts and calls take as long as the products."""
+GAIN: Final = 1.5
+"""How much faster bfloat16 must be, as casting costs time too."""
+_SHAPES: Final = {"cpu": (512, 576, 1536), "cuda": (4096, 4096, 4096)}
+
+
+def resolve_precision(name: Literal["auto"] | Precision, model: nn.Module) -> Precision:
+    """The precision that `name` means for a model on its device; of "auto" one line is printed if it was measured.
+
+    "auto" is bfloat16 where its products are at least `GAIN` times as fast as float32's, and for weights in bfloat16;
+    else float32, and always for a model of fewer than 10 M parameters.
+    """
+    if name != "auto":
+        return name
+    weights = list(model.parameters())
+    if sum(each.numel() for each in weights) < SMALL:
+        return "float32"
+    common = max(weights, key=torch.Tensor.numel)
+    if common.dtype != torch.float32:
+        return "bfloat16" if common.dtype == torch.bfloat16 else "float32"
+    return _raced(common.device.type)
+
+
+@cache
+def _raced(device: str) -> Precision:
+    seconds = race(device)
+    gain = seconds["float32"] / seconds["bfloat16"]
+    chosen: Precision = "bfloat16" if gain >= GAIN else "float32"
+    sys.stderr.write(f"Precision {chosen}: products in bfloat16 take 1/{gain:.1f} of float32's time here.\n")
+    return chosen
+
+
+def race(device: str) -> dict[Precision, float]:
+    """Seconds of a product of matrices in each precision on a device: the best of five, taking turns."""
+    rows, inner, columns = _SHAPES.get(device, _SHAPES["cuda"])
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    best: dict[Precision, float] = {"float32": float("inf"), "bfloat16": float("inf")}
+    before = torch.get_float32_matmul_precision()
+    try:
+        if device == "cuda":
+            torch.set_float32_matmul_precision("high")  # float32 at its fastest
+        factors: dict[Precision, tuple[torch.Tensor, torch.Tensor]] = {}
+        for name in best:
+            new = partial(torch.ones, dtype=getattr(torch, name), device=device)
+            factors[name] = new(rows, inner), new(inner, columns)
+        for turn in range(6):
+            for name, (x, weight) in factors.items():
+                wait()
+                began = perf_counter()
+                for _ in range(4):
+                    x @ weight
+                wait()
+                if turn:  # the first one pays for what is set up once
+                    best[name] = min(best[name], (perf_counter() - began) / 4)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return best
