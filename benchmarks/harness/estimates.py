@@ -97,8 +97,14 @@ def holm(values: Sequence[Array], level: float = 0.05) -> list[bool]:
     chances = np.array(
         [2 * stats.t.sf(abs(each.ratio), each.num - 1) if each.standard_error > 0 else each.mean == 0 for each in means]
     )
-    order = np.argsort(chances)
-    passed = chances[order] <= level / np.arange(len(order), 0, -1)
+    return rejected(chances, level)
+
+
+def rejected(chances: Sequence[float] | Array, level: float = 0.05) -> list[bool]:
+    """Which hypotheses of a family Holm's procedure rejects, by their p-values; never one whose p-value is NaN."""
+    values = np.where(np.isnan(chances), 1.0, chances)
+    order = np.argsort(values, kind="stable")
+    passed = values[order] <= level / np.arange(len(order), 0, -1)
     kept = np.zeros(len(order), dtype=bool)
     kept[order] = np.logical_and.accumulate(passed)
     return [bool(each) for each in kept]
