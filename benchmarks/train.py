@@ -36,8 +36,8 @@ from ..arguments import match_name
 from ..bases import base_of
 from ..cli.options import RUN_FILE, Count, Seed
 from ..cli.options import parse as parse_options
-from ..data import load_dataset
 from ..data.files import write_atomic
+from ..data.load import training_dataset
 from ..errors import CheckpointError, DataError
 from ..folders import hash_model
 from ..plugins import source_mark
@@ -47,7 +47,7 @@ from .experiment.dry_run import has_weights, rehearse, report, sizes
 from .experiment.engine import COLUMNS, Experiment, Form, cell_of, read_evaluation
 from .experiment.engine import run as run_experiment
 from .experiment.evaluation import OWN_WIN_RATE, subset
-from .experiment.own_judge import has_references, judge_name, refuse_trained_on
+from .experiment.own_judge import has_references, judge_name, refuse_trained_on, settled_judge
 from .experiment.reward_models import RewardModelRun
 from .experiment.reward_models import train as train_reward_model
 from .harness.runner import Progress, clock_text, quiet
@@ -91,9 +91,6 @@ class TrainOptions(ModelOptions):
     max_prompt_tokens: Count | None = None
     """Longest prompt to train on, in tokens; longer ones are counted and left out, and still answered where the model
     can. Default: AlpacaFarm's 192."""
-    max_response_tokens: Count | None = None
-    """Longest response, in tokens: sampled ones end there, and those of the data are cut, counted in a warning.
-    Default: the preset's, 64 of sandbox and 300 of all others."""
     steps: Count | None = None
     """Steps of PPO and Quark. Default, as of all settings below: the preset's. A method names those that it has."""
     epochs: Count | None = None
@@ -164,9 +161,10 @@ class TrainOptions(ModelOptions):
 
     def plan(self, reward: str | None) -> Experiment:
         """The cell of the ranking that this run is."""
-        data = load_dataset(self.data, allow_overlap=self.allow_overlap)
+        data = training_dataset(self.data, allow_overlap=self.allow_overlap)
         num_eval = min(self.num_eval, len(data.instructions("eval")) if "eval" in data.splits else 0)
-        own: dict[str, Any] = {"agent": self.spec, "judge": self.judge, "save": self.save, "trackers": self.trackers}
+        own: dict[str, Any] = {"agent": self.spec, "save": self.save, "trackers": self.trackers}
+        own["judge"] = settled_judge(self.judge, data)
         own["cell"] = cell_of(self.spec, self.labels, self.seed)
         own["splits"] = () if self.spec == REWARD_MODELING else (("eval", num_eval),)
         return Experiment(out=self.folder, **own, **self._for_job(reward))
@@ -183,7 +181,7 @@ def run(options: TrainOptions) -> int:
 
     Processes that torchrun has started do it together; only the main one judges, writes and prints.
     """
-    data = load_dataset(options.data, allow_overlap=options.allow_overlap)
+    data = training_dataset(options.data, allow_overlap=options.allow_overlap)
     check_splits(options.spec, data, judged=options.judge is not None and options.spec != REWARD_MODELING)
     options = options.settled()
     if options.dry_run:

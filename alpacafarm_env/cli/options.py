@@ -63,6 +63,10 @@ class Options:
         for name, read in _readers(cast(Any, type(self))).items():
             read(getattr(self, name), f"--{name.replace('_', '-')}")
 
+    def other_defaults(self) -> Mapping[str, Any]:
+        """The defaults that these options change, by field: those of `quick`."""
+        return {"quick": True, **self.quick_defaults} if getattr(self, "quick", False) else {}
+
     def refuse_both(self, *names: str) -> None:
         """Raises ValueError if more than one of these options is given."""
         if len(given := [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]) > 1:
@@ -87,8 +91,8 @@ def parse(options: type[T], args: Sequence[str] | None = None, *, prog: str, des
     stored = _read_file(options, words)
     read = partial(tyro.cli, options, prog=prog, args=words, description=description, registry=registry())
     result: T = read(default=_filled(options, stored))
-    if getattr(result, "quick", False) and options.quick_defaults:
-        result = read(default=_filled(options, {"quick": True, **options.quick_defaults, **stored}))
+    if other := result.other_defaults():
+        result = read(default=_filled(options, {**other, **stored}))
     return result
 
 

@@ -112,6 +112,12 @@ def load_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool 
     )
 
 
+def training_dataset(name: str | os.PathLike[str] | Dataset, *, allow_overlap: bool = False) -> Dataset:
+    """As `load_dataset`, but a recorded folder that has eval alone is divided into all splits: `RecordedParts`."""
+    data = load_dataset(name, allow_overlap=allow_overlap)
+    return data.parts if isinstance(data, RecordedDataset) and data.splits == ("eval",) else data
+
+
 @cache
 def _load_local(path: Path, allow_overlap: bool) -> Dataset:
     if path.is_file():

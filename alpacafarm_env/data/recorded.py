@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, did_you_mean
-from .dataset import REFERENCE_FILE, FolderDataset, data_files, read_outputs
+from ..instructions import system_front
+from ..seeding import keyed_rng
+from .dataset import REFERENCE_FILE, FolderDataset, RowDataset, data_files, read_outputs
 from .files import OUTPUTS, read_records
 from .schema import TEXT, Fault, Field, check_rows, is_text, raise_faults, shown
 
@@ -26,6 +28,8 @@ DAVINCI003_SHA256 = "a4079dcd28239e8ff7ee5ea6d76b0ec3b58086c9710054e5ae6ed7d2cd9
 """`reference_digest` of the responses that the published judgements compare with. Two other files of that name are in
 circulation, shorter ones, and give win rates up to 28 points too high.
 """
+PARTS = {"preference": 0.3, "unlabeled": 0.25, "val": 0.1, "eval": 0.35}
+"""Split -> its share of the instructions, where a policy is trained."""
 PIN_FILE = "recorded"
 """`recorded.json` of a folder of one's own: {"reference_sha256": ...} instead of Davinci003's."""
 
@@ -119,6 +123,11 @@ class RecordedDataset(FolderDataset):
         return verdicts
 
     @cached_property
+    def parts(self) -> RecordedParts:
+        """The same folder in the splits that training needs."""
+        return RecordedParts(self)
+
+    @cached_property
     def sha256(self) -> str:
         """Hash of the files that a replay reads."""
         digest = hashlib.sha256()
@@ -169,6 +178,42 @@ class RecordedDataset(FolderDataset):
             seen.add((generator, index))
         raise_faults(faults, str(path))
         return stems[0].removeprefix("preferences_"), credits
+
+
+class RecordedParts(RowDataset):
+    """A recorded folder for training: its instructions in disjoint splits of the shares `PARTS`, by their sha256.
+
+    preference holds recorded verdicts, each distinct response to its instructions against the reference, in a random
+    order that is always the same; ties and texts without one verdict are left out. unlabeled has instructions alone.
+    val and eval have the references to beat. Raises DataError if a split would be empty.
+    """
+
+    level = "recorded"
+
+    def __init__(self, recorded: RecordedDataset) -> None:
+        self.recorded, self.reference, self.judge = recorded, recorded.reference, recorded.judge
+        instructions = recorded.instructions("eval")
+        order = sorted(map(str, instructions), key=lambda text: hashlib.sha256(text.encode()).digest())
+        ends = np.round(np.cumsum([*PARTS.values()]) * len(order)).astype(int).tolist()
+        starts = [0, *ends[:-1]]
+        place = {text: split for split, a, b in zip(PARTS, starts, ends, strict=True) for text in order[a:b]}
+        rows: dict[str, list[dict[str, str | int]]] = {split: [] for split in PARTS}
+        asked: dict[str, dict[str, str | int]] = {}
+        for each, reference in zip(instructions, recorded.references("eval"), strict=True):
+            asked[each] = {"instruction": each.instruction.removeprefix(system_front(each.system)), "input": each.input}
+            asked[each]["system"] = each.system
+            answer = {"output": reference} if place[each] in ("val", "eval") else {}
+            rows[place[each]].append(asked[each] | answer)
+        references = dict(zip(instructions, recorded.references("eval"), strict=True))
+        rows["preference"] = [
+            {**asked[text], "output_1": response, "output_2": references[text], "preference": 1 if credit > 0.5 else 2}
+            for (text, response), credit in recorded.recorded_verdicts().items()
+            if place[text] == "preference" and credit != 0.5 and not math.isnan(credit)
+        ]
+        keyed_rng(0, "order of recorded verdicts").shuffle(rows["preference"])
+        if empty := [split for split in PARTS if not rows[split]]:
+            raise DataError(f"{recorded.name}: expected instructions with verdicts for {empty}, got too few.")
+        super().__init__(recorded.name, {split: (f"{recorded.name} ({split})", rows[split]) for split in PARTS})
 
 
 def is_recorded(path: Path) -> bool:

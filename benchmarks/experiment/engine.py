@@ -80,6 +80,8 @@ class Experiment(Job):
     """The form in which a trained policy is saved: a whole model, or a LoRA adapter alone; None: nothing."""
     trackers: tuple[str, ...] = ()
     """Trackers that are given each step's metrics."""
+    alone: bool = False
+    """Whether no other cell runs meanwhile, so that it takes as many threads as torch does by itself."""
     folder: Path = field(init=False)
     """The cell's own within `out`, for checkpoints and evaluations."""
     mark: str = field(init=False)
@@ -87,7 +89,7 @@ class Experiment(Job):
 
     NOT_DECIDING: ClassVar[frozenset[str]] = frozenset(
         ("out", "folder", "cell", "mark", "allow_overlap", "dataset", "sft", "reward", "save", "required", "trackers")
-    )
+    ) | {"alone"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,7 +172,7 @@ def run(experiment: Experiment, on_progress: ProgressFn) -> list[Row]:
         CheckpointError: The folder was made with other settings, or the method was edited after the start.
         DataError: A prompt does not fit the policy, or a required measure has no value.
     """
-    quiet()
+    quiet(alone=experiment.alone)
     experiment.check_source()
     return _Run(experiment, on_progress).rows()
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ... import sandbox
 from ...data import Dataset
+from ...data.recorded import RecordedParts
 from ...errors import AlpacaFarmError, DataError
 from ...folders import Content, hash_model
 from ...llm.endpoint import Endpoint
@@ -29,8 +30,14 @@ _UNDECIDING: Final = frozenset(
     ("ledger", "budget_usd", "replay", "api_key_env", "allow_insecure", "max_concurrency", "requests_per_minute")
 ) | {"attempt_timeout_s", "deadline_s"}
 """Keywords of a pool that decide no verdict, so they may change while a study goes on."""
+LEARNED_GOLD: Final = "alpacafarm_env.benchmarks.surrogates.gold:LearnedGold"
 _CONTENT: Final = {"reward_model": "a folder", "human": "a file", "policy": "a folder"}
 """Keywords whose content decides, whatever its name."""
+
+
+def settled_judge(text: str | None, dataset: Dataset) -> str | None:
+    """`--judge` with "recorded" as the learned gold, where a recorded folder is divided: new text was never judged."""
+    return LEARNED_GOLD if text == "recorded" and isinstance(dataset, RecordedParts) else text
 
 
 def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracle:

@@ -121,12 +121,13 @@ def rows_of(answer: list[Row] | Exception) -> list[Row]:
     return answer
 
 
-def quiet() -> None:
-    """One torch thread in this process, and no progress bar for every model file that is read or written."""
+def quiet(*, alone: bool = False) -> None:
+    """No progress bar for every model file that is read or written; one torch thread, unless the process is alone."""
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    torch.set_num_threads(1)
+    if not alone:
+        torch.set_num_threads(1)
     disable_progress_bar()  # type: ignore[no-untyped-call]
 
 

@@ -16,7 +16,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from ... import agents, sandbox
 from ...bases import base_of, is_adapter
 from ...cli.options import Count, Options, Positive
-from ...data import Dataset, load_dataset
+from ...data import Dataset
+from ...data.load import training_dataset
 from ...errors import DataError
 from ...instructions import Demonstration, Preference
 from ...oracles import make_oracle
@@ -61,6 +62,9 @@ class ModelOptions(Options):
     """Settings for the sandbox's small policy; AlpacaFarm's for LLaMA 7B, as they are (paper), by LoRA on one GPU of 80
     GB, or of all weights on eight; by LoRA for a chat model of up to 3 B parameters on a GPU of 24 GB (small_chat), or
     on a CPU. Default: by the number of --policy's parameters and the device at hand; the choice is printed."""
+    max_response_tokens: Count | None = None
+    """Longest response, in tokens: sampled ones end there, and those of the data are cut, counted in a warning.
+    Default: the preset's, 64 of sandbox and 300 of all others."""
     allow_overlap: bool = False
     """Accept data in which an instruction is in two splits, or twice in one."""
     learning_rate: Positive | None = None
@@ -138,6 +142,8 @@ class Job:
     changed: tuple[tuple[str, Any], ...] = ()
     """(name, value) of the fields of the agent's config that differ from the preset."""
     allow_overlap: bool = False
+    max_pairs: int | None = None
+    """Most pairs and demonstrations to learn from; None: all, or in a quick run 2,000."""
     one_batch: bool = False
     """Whether a batch of examples is enough: some of all lengths, the longest among them."""
 
@@ -161,7 +167,7 @@ class Job:
     @cached_property
     def data(self) -> Dataset:
         """The dataset."""
-        return load_dataset(self.dataset, allow_overlap=self.allow_overlap)
+        return training_dataset(self.dataset, allow_overlap=self.allow_overlap)
 
     def config(self, preset: type[Config], **quick: Any) -> Config:
         """The preset of an agent's config, with the fields of `changed`, and in a quick run those of `quick`."""
@@ -231,8 +237,7 @@ class Job:
         return self._wanted(self.data.demonstrations("sft"), lambda each: len(each.instruction) + len(each.response))
 
     def _wanted(self, examples: tuple[Example, ...], length: Callable[[Example], int]) -> tuple[Example, ...]:
-        if self.quick:
-            examples = examples[:2000]
+        examples = examples[: self.max_pairs or (2000 if self.quick else None)]
         if not self.one_batch or len(examples) <= ONE_BATCH:
             return examples
         order = sorted(examples, key=length)
