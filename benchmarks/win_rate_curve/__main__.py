@@ -52,7 +52,7 @@ from .page import COLUMNS, choose, curves_of, page, samples, unscored
 
 NAME = "win_rate_curve"
 SPLITS = ("val", "eval")
-REWARD_LEARNING_RATE = 2e-4
+REWARD_LEARNING_RATE = 1e-4
 """Of a reward model of recorded verdicts: adapters take more than AlpacaFarm's 3e-6 for all weights."""
 DECIDING = ("steps", "evaluate_every", "temperature", "preset", "max_prompt_tokens", "template")
 """Options that decide the rows of every seed."""
@@ -71,8 +71,9 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
     }  # fmt: skip
     """Those of a recorded folder: real models take seconds where the sandbox's take milliseconds."""
     quick_recorded_defaults: ClassVar[Mapping[str, Any]] = {
-        "seeds": 2, "steps": 6, "evaluate_every": 3, "num_val": 20, "num_eval": 40, "max_response_tokens": 48,
-        "rollout_batch_size": 32, "minibatch_size": 16, "reward_pairs": 256, "reward_tokens": 192,
+        "seeds": 2, "steps": 4, "evaluate_every": 2, "num_val": 16, "num_eval": 40, "max_prompt_tokens": 96,
+        "max_response_tokens": 48, "rollout_batch_size": 32, "minibatch_size": 16, "learning_rate": 3e-4,
+        "reward_pairs": 128, "reward_tokens": 192,
     }  # fmt: skip
 
     seeds: Count = 4
@@ -166,7 +167,7 @@ def make_plans(options: WinRateCurveOptions) -> list[Experiment]:
 
 def reward_plan(options: WinRateCurveOptions) -> Experiment:
     """The cell that learns a reward model of recorded verdicts: by LoRA where the policy trains so."""
-    shared = ("micro_batch_tokens", "mixed_precision", "gradient_checkpointing", "sharding")
+    shared = ("micro_batch_tokens", "precision", "gradient_checkpointing", "sharding")
     own = {"learning_rate": REWARD_LEARNING_RATE, "max_length": options.reward_tokens, "save_every": 5}
     return Experiment(
         cell="reward model",
