@@ -66,8 +66,7 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
     quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 2, "steps": 10, "num_val": 200, "num_eval": 402}
     recorded_defaults: ClassVar[Mapping[str, Any]] = {
         "steps": 20, "num_val": 80, "num_eval": 200, "max_response_tokens": 96, "rollout_batch_size": 64,
-        "minibatch_size": 32, "learning_rate": 1e-4,
-        "micro_batch_tokens": 1024,
+        "minibatch_size": 32, "learning_rate": 1e-4, "micro_batch_tokens": 1024,
     }  # fmt: skip
     """Those of a recorded folder: real models take seconds where the sandbox's take milliseconds."""
     quick_recorded_defaults: ClassVar[Mapping[str, Any]] = {
