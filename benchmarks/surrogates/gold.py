@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from ...data import Dataset
 from ...data.recorded import RecordedParts
 from ...errors import DataError
 from ...oracles.base import DetailedJudge, Verdicts
@@ -38,7 +39,7 @@ class LearnedGold(DetailedJudge):
         DataError: The dataset is no recorded folder that is divided for training, or scikit-learn is missing.
     """
 
-    def __init__(self, dataset: RecordedParts) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         if not isinstance(dataset, RecordedParts):
             raise DataError(f"LearnedGold: expected a recorded folder without splits of its own, got {dataset!r}.")
         recorded, proxys = dataset.recorded, set(map(str, dataset.instructions("preference")))

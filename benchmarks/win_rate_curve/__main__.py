@@ -65,13 +65,13 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
     name: ClassVar[str] = NAME
     quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 2, "steps": 10, "num_val": 200, "num_eval": 402}
     recorded_defaults: ClassVar[Mapping[str, Any]] = {
-        "steps": 20, "num_val": 80, "num_eval": 200, "max_response_tokens": 96, "rollout_batch_size": 64,
-        "minibatch_size": 32, "learning_rate": 1e-4, "micro_batch_tokens": 1024,
+        "seeds": 3, "processes": 1, "steps": 20, "num_val": 80, "num_eval": 200, "max_response_tokens": 96,
+        "rollout_batch_size": 64, "minibatch_size": 32, "learning_rate": 1e-4, "micro_batch_tokens": 1024,
     }  # fmt: skip
     """Those of a recorded folder: real models take seconds where the sandbox's take milliseconds."""
     quick_recorded_defaults: ClassVar[Mapping[str, Any]] = {
-        "seeds": 2, "steps": 4, "evaluate_every": 2, "num_val": 16, "num_eval": 40, "max_prompt_tokens": 96,
-        "max_response_tokens": 48, "rollout_batch_size": 32, "minibatch_size": 16, "learning_rate": 3e-4,
+        "seeds": 1, "steps": 4, "evaluate_every": 2, "num_val": 16, "num_eval": 40, "max_prompt_tokens": 96,
+        "max_response_tokens": 48, "rollout_batch_size": 24, "minibatch_size": 12, "learning_rate": 3e-4,
         "reward_pairs": 128, "reward_tokens": 192,
     }  # fmt: skip
 
@@ -91,7 +91,7 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
     temperature: Positive = 0.7
     """Sampling temperature of evaluated responses (the paper's)."""
     processes: Count = 2
-    """Runs at a time, each in a process with one torch thread."""
+    """Runs at a time, each in a process with one torch thread; a single one, on a recorded folder, has all cores."""
     reward_pairs: Count = 2000
     """Recorded verdicts that a reward model is learned of, where --dataset is a recorded folder and --reward-model is
     not given."""
@@ -116,7 +116,7 @@ class WinRateCurveOptions(ModelOptions, StudyOptions):
     def other_defaults(self) -> Mapping[str, Any]:
         """Also those of a recorded folder."""
         quick = super().other_defaults()
-        if self.data == "sandbox" or not isinstance(self.dataset, RecordedParts):
+        if not Path(self.data).expanduser().is_dir() or not isinstance(self.dataset, RecordedParts):
             return quick
         return {**quick, **self.recorded_defaults, **(self.quick_recorded_defaults if quick else {})}
 
@@ -156,6 +156,7 @@ def make_plans(options: WinRateCurveOptions) -> list[Experiment]:
         changed=(*options.changed, ("save_every", options.evaluate_every)),  # checkpoints where it is evaluated
         places=tuple(sorted({*range(0, options.steps, options.evaluate_every), options.steps})),
         sampling=Sampling(options.temperature),
+        alone=options.processes == 1 and isinstance(options.dataset, RecordedParts),
         measures_reward=True,
         **same,
     )

@@ -48,8 +48,8 @@ def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-FEW = """--quick --processes 1 --steps 2 --evaluate-every 1 --max-response-tokens 5 --reward-pairs 40 --reward-tokens 64
---rollout-batch-size 8 --minibatch-size 4 --num-eval 6 --num-val 4"""
+FEW = """--quick --seeds 2 --steps 2 --evaluate-every 1 --max-response-tokens 5 --reward-pairs 40
+--reward-tokens 100 --rollout-batch-size 8 --minibatch-size 4 --num-eval 6 --num-val 4"""
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_the_whole_command_on_recorded_data(words, capsys):
     assert first != last
     assert manifest["complete"]
     assert manifest["facts"]["level"] == "recorded (learned gold)"
-    assert (manifest["config"]["reward_pairs"], manifest["config"]["reward_tokens"]) == (40, 64)
+    assert (manifest["config"]["reward_pairs"], manifest["config"]["reward_tokens"]) == (40, 100)
     assert (options.out / "reward_model" / "config.json").is_file()
     page = (options.out / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 2
