@@ -32,6 +32,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "ledger": ("cli.commands:ShowLedger", "what was asked and paid, by host, model and annotator"),
     "annotate-human": ("human.command:AnnotateHuman", "let people say which output is better, or how good one is"),
     "show": ("cli.commands:Show", "print instructions of the sandbox, responses, gold, and annotators' opinions"),
+    "data alpaca-eval": ("cli.commands:DataAlpacaEval", "make recorded judgements of a checkout of AlpacaEval"),
     "export": ("cli.commands:Export", "write a split as data for TRL or AlpacaFarm, or prompts for verl or OpenRLHF"),
     "merge": ("cli.commands:Merge", "make a whole model of a LoRA adapter and its base"),
     "serve": ("cli.commands:Serve", "serve an environment's rewards over HTTP, to any trainer"),

@@ -1,4 +1,4 @@
-"""The commands `show`, `ledger`, `export`, `merge`, `serve` and `judge-server`.
+"""The commands `show`, `ledger`, `data`, `export`, `merge`, `serve` and `judge-server`.
 
 Heavy modules are imported when a command runs: the command line's help needs none of them.
 """
@@ -107,6 +107,28 @@ class Merge(Options):
         """
         find_attribute("function", MERGE)(self.folder, self.out)
         return Report(f"written: {self.out}, a whole model. Its README.md says how to load it.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataAlpacaEval(Options):
+    """AlpacaEval's published responses and verdicts."""
+
+    checkout: tyro.conf.Positional[Path]
+    """A folder with a clone of github.com/tatsu-lab/alpaca_eval."""
+    older: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
+    """A checkout of an older commit, for what the newest lacks; may be given several times, the newest first."""
+    out: Path
+    """A new folder for the data."""
+
+    def run(self) -> Report:
+        """Writes the folder that --data and --dataset take, and says what was left out and why.
+
+        Raises:
+            DataError: A folder is no such checkout, or --out has content.
+        """
+        from ..data.alpaca_eval import make_recorded
+
+        return Report(f"{make_recorded((self.checkout, *self.older), self.out)}\nwritten: {self.out}")
 
 
 @dataclass(frozen=True, kw_only=True)
