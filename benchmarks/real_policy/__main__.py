@@ -1,0 +1,215 @@
+"""A real policy against reward models of noisy labels: best-of-n to n = 1,024, PPO and DPO, with two golds.
+
+    python -m alpacafarm_env.benchmarks.real_policy --data FOLDER --policy FOLDER [--quick] [--parts PART ...]
+
+The policy answers instructions of a folder of recorded judgements. Two golds are learned from the recorded verdicts on
+other instructions; proxies are learned from few of a gold's labels, of which a share is flipped, and choose among the
+policy's samples. The parts, each of which needs those before it:
+
+    answers  the policy's samples, texts that stay in the study's folder (hours)
+    states   its hidden states on them and on the recorded texts, for gold B (hours)
+    golds    both golds' scores of all samples (minutes)
+    curves   best-of-n by linear models and trees, of own and of recorded pairs (minutes each)
+    lora     the same by the policy itself as a reward model, one number of labels
+    ppo, dpo the policy trained by LoRA against a noisy and a clean proxy, and on the same labels (hours)
+    texts    the answers that a proxy and a gold like best
+
+Each is resumed where it was stopped, within a cell too. The page is made of what there is, and says what is not;
+--parts page makes it alone.
+
+Source of the setting: Gao, Schulman and Hilton 2022 (arXiv 2210.10760).
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+
+import tyro
+
+from ...cli.options import Count
+from ...data.load import recorded_dataset
+from ...errors import DataError
+from ...folders import check_model, hash_model
+from ..harness.page import publish
+from ..harness.runner import Cell, ProgressFn, ProgressUpdate, Work, run_cells
+from ..harness.sources import data_content
+from ..harness.stored import ElapsedTime, file_name
+from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
+from .curves import KINDS, SOURCES, curve_cell
+from .golds import GOLDS, score_samples, state_models
+from .page import TABLES, page
+from .plan import Plan, Sizes, world_of
+from .sampling import draw_answers, read_recorded_states, read_states
+from .texts import text_cell
+from .training import lora_cell, runs_of, train_policy
+
+NAME: Final = "real_policy"
+Part = Literal["answers", "states", "golds", "curves", "lora", "ppo", "dpo", "texts", "page"]
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
+NEEDS: Final[Mapping[Part, tuple[Part, ...]]] = {
+    "states": ("answers",),
+    "golds": ("answers", "states"),
+    **dict.fromkeys(("curves", "lora", "ppo", "dpo", "texts"), ("golds",)),
+}
+
+
+@dataclass(frozen=True)
+class RealPolicyOptions(StudyOptions):
+    """Options of the study of a real policy. With --quick there are few instructions, samples and steps."""
+
+    name: ClassVar[str] = NAME
+    quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 1, "state_models": 4}
+
+    seeds: Count = 3
+    """Number of runs of PPO and of DPO by each share of flips: seeds 0 .. N-1."""
+    policy: str = ""
+    """The policy: a folder or hub name of a language model with a prompt template."""
+    parts: tuple[Part, ...] = PARTS
+    """What is done in this call."""
+    upto: Count = 1024
+    """Most samples of an instruction: 64 and 256 are smaller studies, whose cells are of use to larger ones."""
+    state_models: Count | None = None
+    """Recorded models whose texts the policy reads for gold B. Default: all."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What matrices are multiplied in where adapters are trained."""
+    processes: Count = 2
+    """Cells at a time, each in a process with one torch thread."""
+    sizes: Annotated[Sizes | None, tyro.conf.Suppress] = None
+    """Other sizes, for tests."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the options ask for."""
+        sizes = self.sizes or (Sizes.quick() if self.quick else Sizes())
+        upto = max((samples for samples, _ in sizes.tiers if samples <= self.upto), default=sizes.tiers[0][0])
+        out = self.folder(NAME)
+        given = {"data": self.data, "state_models": self.state_models, "precision": self.precision}
+        return Plan(out, policy=self.policy, sizes=sizes, upto=upto, **given)
+
+
+def timed(part: Part, out: Path, key: str, work: Work, on_progress: ProgressFn) -> Sequence[Row]:
+    """The rows of a cell, and one of the time that all calls have taken for it."""
+    (folder := out / "times" / file_name(key)).mkdir(parents=True, exist_ok=True)
+    spent = ElapsedTime(folder)
+
+    def progress(update: ProgressUpdate) -> None:
+        spent.keep()
+        on_progress(update)
+
+    rows = list(work(progress))
+    spent.keep(now=True)
+    return [*rows, {"table": "times", "part": part, "seconds": round(spent.seconds, 1)}]
+
+
+def cells_of(plan: Plan, seeds: int) -> dict[Part, list[Cell]]:
+    """The cells of each part."""
+    num_models = len(world_of(plan).judged.models)
+    upto = f"to {plan.upto} samples"
+
+    def cell(part: Part, key: str, work: Any, weight: int = 1, *arguments: Any) -> Cell:
+        return Cell(key, partial(timed, part, plan.out, key, partial(work, plan, key, *arguments)), weight)
+
+    chunks = [(f"{block:02}-{place:04}", blocks) for blocks in plan.chunks() for block, place in blocks[:1]]
+    recorded = [None, *state_models(plan, num_models)]
+    cells: dict[Part, list[Cell]] = {
+        "answers": [cell("answers", f"answers {name}", draw_answers, len(blocks), blocks) for name, blocks in chunks],
+        "states": [cell("states", f"states {name}", read_states, len(blocks) // 2, blocks) for name, blocks in chunks]
+        + [cell("states", f"states of recorded {m}", read_recorded_states, 4, m) for m in recorded],
+        "golds": [cell("golds", f"gold {gold}, {upto}", score_samples, 1, gold) for gold in GOLDS],
+        "curves": [
+            cell(
+                "curves",
+                f"curves, gold {g}, {source}, {kind}, {num} labels, {upto}",
+                curve_cell,
+                1,
+                g,
+                source,
+                kind,
+                num,
+            )
+            for kind in KINDS
+            for g in GOLDS
+            for source in SOURCES
+            for num in plan.sizes.labels
+        ],
+        "lora": [cell("lora", f"lora, {100 * f:g} % flips, {upto}", lora_cell, 40, f) for f in plan.sizes.flips[1::-1]],
+        "texts": [cell("texts", f"texts, {upto}", text_cell)],
+    }
+    for agent in ("ppo", "dpo"):
+        runs = runs_of(plan, agent, seeds)
+        cells[agent] = [
+            Cell(x.cell, partial(timed, agent, plan.out, x.cell, partial(train_policy, x)), x.units) for x in runs
+        ]
+    return {part: cells[part] for part in PARTS if part in cells}
+
+
+def run(options: RealPolicyOptions) -> int:
+    """Runs the chosen parts, writes the page of what there is, and returns the exit status."""
+    options.refuse_taken(NAME)
+    if not options.policy:
+        raise DataError("--policy: expected a folder or hub name of a language model, got none.")
+    check_model(options.policy)
+    dataset = recorded_dataset(options.data)
+    options = replace(options, data=str(dataset.path))
+    plan = options.plan
+    cells = cells_of(plan, options.seeds)
+    sources = {"--data": partial(data_content, str(dataset.path)), "--policy": partial(hash_model, plan.policy)}
+    config = {"sizes": asdict(plan.sizes), "state_models": plan.state_models, "precision": plan.precision}
+    with options.study(NAME, config, sources=sources) as study:
+        study.plan([cell.key for each in cells.values() for cell in each])
+        for part in (part for part in PARTS if part in options.parts and part in cells):
+            refuse_early(study, part, cells)
+            print(f"{NAME} into {study.out}: {part} ({len(cells[part])} cells)", file=sys.stderr)
+            run_cells(study, cells[part], processes=options.processes)
+            if study.failed:
+                break
+        done = set(study.done)
+        missing = {part: [c.key for c in each if c.key not in done] for part, each in cells.items()}
+        counts = {
+            part: f"{len(cells[part]) - len(keys)} of {len(cells[part])}" for part, keys in missing.items() if keys
+        }
+        write_results(study, [row for key in study.done for row in study.rows(key)], counts)
+        if study.failed or counts:
+            study.write_manifest()
+            return int(bool(study.failed))
+        return study.finish()
+
+
+def refuse_early(study: Study, part: Part, cells: Mapping[Part, Sequence[Cell]]) -> None:
+    """Refuses a part before those that it needs are done; DataError."""
+    done = set(study.done)
+    for needed in NEEDS.get(part, ()):
+        if missing := [cell.key for cell in cells[needed] if cell.key not in done]:
+            text = (
+                f"--parts {part}: expected {needed} before it, which lacks {len(missing)} of {len(cells[needed])} cells"
+            )
+            raise DataError(f"{text}. Add it to --parts.")
+
+
+def write_results(study: Study, rows: Sequence[Row], missing: Mapping[str, str]) -> None:
+    """The tables, a file each, and the page."""
+    for name, columns in TABLES.items():
+        chosen = [{column: row.get(column) for column in columns} for row in rows if row["table"] == name]
+        if name == "curves":
+            study.write_table(chosen, columns)
+        else:
+            write_csv(study.out / f"{name}.csv", chosen, columns)
+    study.note(level="recorded and live", missing=dict(missing), tokens=tokens_of(rows))
+    publish(study, page(study.out))
+
+
+def tokens_of(rows: Iterable[Row]) -> int:
+    """Tokens that were sampled for the answers."""
+    return sum(row["tokens"] for row in rows if row["table"] == "drawn")
+
+
+def main() -> int:
+    """Runs the command and returns its exit status."""
+    return run_command(lambda: run(RealPolicyOptions.parse()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,297 @@
+"""The page of the study of a real policy: curves of gold, falls, what flips cost, runs, and texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+
+from ...statistics import Interval
+from ..harness.estimates import Estimate, rejected
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.plots import COLORS, MARKERS, grid, titled
+from ..harness.report import Table, interval_text, number, sentences
+
+ENDS: Final = ("mean", "low", "high", "error", "chance")
+WHO: Final = ("gold", "source", "kind", "labels", "samples")
+TABLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "curves": (*WHO, "flip", "n", "kl", "proxy", *ENDS),
+    "falls": (
+        *(*WHO, "flip", "repeats", "instructions", "accuracy", "n_peak"),
+        *(f"{name}_{part}" for name in ("drop", "peak", "end") for part in ENDS),
+    ),
+    "slopes": (*WHO, "of", *ENDS),
+    "golds": ("gold", "verdicts", "ridge", "accuracy", "mean", "sd_within", "sd_between", "length_within"),
+    "runs": (
+        *("method", "flip", "seed", "step", "kl", "proxy", "length"),
+        *("gold_a", "gold_a_error", "gold_b", "gold_b_error"),
+    ),
+    "texts": (
+        *("instruction", "samples", "best_by", "proxy", "gold_a", "gold_b", "proxy_rank", "gold_a_rank", "gold_b_rank"),
+        "text",
+    ),
+    "times": ("part", "seconds"),
+}
+"""Columns of each table; that of curves is table.csv."""
+PILOT: Final[Mapping[int, tuple[float, ...]]] = {
+    250: (0.22, 0.14, 0.08, 0.03),
+    1000: (0.32, 0.20, 0.16, 0.02),
+    4000: (0.36, 0.36, 0.29, 0.15),
+}
+"""Gold gained at n = 32 by own pairs in the pilot (80 instructions, samples of 64 tokens), at `PILOT_FLIPS`."""
+PILOT_FLIPS: Final = (0.0, 0.25, 0.35, 0.45)
+SHOWN_LABELS: Final = 1000
+POWER: Final = 2.8
+"""Standard errors of a difference that is seen, at 5 % on both sides, with a chance of 80 %."""
+WORDS: Final = {"own": "own pairs", "recorded": "recorded pairs", "linear": "linear", "trees": "trees", "lora": "LoRA"}
+
+
+def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
+    """The study's tables; of cells that went to different numbers of samples those of the last."""
+    found = {name: read_table(folder / f"{'table' if name == 'curves' else name}.csv") for name in TABLES}
+    keys = {"curves": [*WHO, "flip", "n"], "falls": [*WHO, "flip"], "slopes": [*WHO, "of"], "golds": ["gold"]}
+    keys["texts"] = ["instruction", "best_by"]
+    return {
+        name: frame.drop_duplicates(keys.get(name), keep="last") if name in keys else frame
+        for name, frame in found.items()
+    }
+
+
+def page(folder: Path) -> Page:
+    """The result that the study's files hold, whatever is done of it."""
+    manifest, found = read_manifest(folder), tables_of(folder)
+    falls = found["falls"].copy()
+    falls["holm"] = rejected(falls.drop_chance.to_numpy()) if len(falls) else []
+    falls["clear"] = falls.holm & (falls.drop_mean > 0)
+    slopes = found["slopes"][found["slopes"].of == "drop"].copy()
+    slopes["holm"] = rejected(slopes.chance.to_numpy()) if len(slopes) else []
+    missing = manifest["facts"].get("missing", {})
+    runs = run_ends(found["runs"])
+    tables = {
+        "falls": Table.of([fall_row(row) for row in falls.itertuples()], caption("falls")),
+        "slopes": Table.of([slope_row(row) for row in slopes.itertuples()], caption("slopes")),
+        "information": Table.of(information_rows(falls), caption("information")),
+        "training": Table.of([run_row(row) for row in runs], caption("training")),
+        "golds": Table.of([gold_row(row) for row in found["golds"].itertuples()], caption("golds")),
+        "texts": Table.of([text_row(row) for row in found["texts"].itertuples()], caption("texts")),
+        "times": Table.of(time_rows(found["times"]), caption("times")),
+    }
+    figures = {
+        f"best_of_n_{source}": Drawn(draw_curves(found["curves"], source), caption("curves", source=WORDS[source]))
+        for source in ("own", "recorded")
+        if (shown(found["curves"], source).size)
+    }
+    if len(found["runs"]):
+        figures["training"] = Drawn(draw_runs(found["runs"]), caption("runs"))
+    said = sentences(
+        "real_policy/findings.txt.j2", falls=falls, slopes=slopes, runs=runs, missing=missing, words=WORDS, power=POWER,
+        kept=information(falls),
+    )  # fmt: skip
+    predicted = sentences("real_policy/predictions.txt.j2")
+    return Page(
+        "Over-optimization of a real policy",
+        tables,
+        said,
+        figures,
+        headline(falls),
+        method=[*sentences("real_policy/method.txt.j2", sizes=manifest["config"]["sizes"]), *predicted],
+        simulated=False,
+        printed=("falls", "slopes", "training", "times"),
+    )
+
+
+def caption(name: str, **values: Any) -> str:
+    """What stands under a table or a figure."""
+    lines = dict(line.split(": ", 1) for line in sentences("real_policy/captions.txt.j2", **{"source": "", **values}))
+    return lines[name]
+
+
+def headline(falls: pd.DataFrame) -> str:
+    """How many of the curves fall."""
+    if not len(falls):
+        return ""
+    most = falls.samples.max()
+    return f"{falls.clear.sum()} of {len(falls)} best-of-n curves of gold fall clearly (Holm), to n = {most}"
+
+
+def ends(row: Any, name: str = "", unit: str = "") -> str:
+    """A mean with its interval."""
+    before = f"{name}_" if name else ""
+    values = (getattr(row, before + part) for part in ("mean", "low", "high"))
+    return interval_text(Interval(*values, 0), unit)
+
+
+def who(row: Any) -> dict[str, str]:
+    """The first columns of a table of curves."""
+    first = {"labels of": f"gold {row.gold.upper()}", "pairs": WORDS[row.source], "proxy": WORDS[row.kind]}
+    return {**first, "N": f"{row.labels:,}", "n to": f"{row.samples:,}"}
+
+
+def fall_row(row: Any) -> dict[str, str]:
+    """A curve: what it gains, and whether it falls."""
+    return {
+        **who(row),
+        "flips, %": f"{100 * row.flip:g}",
+        "right, %": number(row.accuracy, "%"),
+        "gained at the peak": ends(row, "peak"),
+        "peak at n": str(row.n_peak),
+        "gained at the end": ends(row, "end"),
+        "fall": ends(row, "drop"),
+        "by Holm": "clear" if row.clear else "rises" if row.holm else "not clear",
+        "fall that would be seen": number(POWER * row.drop_error),
+        "repeats, instructions": f"{row.repeats}, {row.instructions}",
+    }
+
+
+def slope_row(row: Any) -> dict[str, str]:
+    """What ten points more of flips do to the fall."""
+    return {**who(row), "fall, per 10 points of flips": ends(row), "by Holm": "clear" if row.holm else "not clear"}
+
+
+def information_rows(falls: pd.DataFrame) -> list[dict[str, str]]:
+    """Gold gained at the smallest tier's end against N(1 - 2e)^2, beside the pilot's own pairs."""
+    if not len(falls):
+        return []
+    chosen = falls[(falls.samples == falls.samples.min()) & (falls.kind != "lora")].copy()
+    chosen["effective"] = chosen.labels * (1 - 2 * chosen.flip) ** 2
+    rows = []
+    for row in chosen.sort_values([*WHO[:3], "effective"]).itertuples():
+        mark = PILOT.get(row.labels, ()) if (row.source, row.kind, row.gold) == ("own", "linear", "a") else ()
+        pilot = dict(zip(PILOT_FLIPS, mark, strict=False)).get(row.flip)
+        first = {**who(row), "flips, %": f"{100 * row.flip:g}", "N(1 - 2e)²": f"{row.effective:,.0f}"}
+        rows.append({**first, "gained": ends(row, "end"), "pilot, n = 32": "" if pilot is None else number(pilot)})
+    return rows
+
+
+def information(falls: pd.DataFrame) -> dict[str, float]:
+    """Correlation of the gain with log N(1 - 2e)^2 over the cells of own pairs, by linear models, of each gold."""
+    if not len(falls):
+        return {}
+    chosen = falls[(falls.samples == falls.samples.min()) & (falls.source == "own") & (falls.kind == "linear")]
+    logs = np.log(chosen.labels * (1 - 2 * chosen.flip) ** 2)
+    each = {gold: chosen.gold == gold for gold in chosen.gold.unique()}
+    return {gold: float(logs[rows].corr(chosen.end_mean[rows], method="spearman")) for gold, rows in each.items()}
+
+
+def run_ends(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Of each method and share of flips: peak and end of both golds, over seeds and instructions."""
+    found = []
+    for (method, flip), group in runs.groupby(["method", "flip"], sort=False):
+        row: dict[str, Any] = {"method": method, "flip": flip, "seeds": group.seed.nunique()}
+        for gold in ("gold_a", "gold_b", "proxy", "kl"):
+            table = group.pivot(index="seed", columns="step", values=gold).to_numpy()
+            row[gold] = Estimate.of(table[:, -1])
+            if gold in ("gold_a", "gold_b"):
+                errors = group.pivot(index="seed", columns="step", values=f"{gold}_error").to_numpy()
+                peak = int(table.mean(axis=0).argmax())
+                row[f"{gold}_step"] = sorted(group.step.unique())[peak]
+                row[gold] = widened(table[:, -1], errors[:, -1])
+                row[f"{gold}_peak"] = widened(table[:, peak], errors[:, peak])
+                row[f"{gold}_drop"] = widened(table[:, peak] - table[:, -1], errors[:, -1])
+        found.append(row)
+    return found
+
+
+def widened(values: Any, errors: Any) -> Interval:
+    """The mean over seeds with an interval for other instructions too: theirs are the same for all seeds."""
+    one = Estimate.of(values)
+    error = math.hypot(0.0 if math.isnan(one.standard_error) else one.standard_error, float(np.mean(errors)))
+    return Interval(one.mean, one.mean - 1.96 * error, one.mean + 1.96 * error, one.num)
+
+
+def run_row(row: Mapping[str, Any]) -> dict[str, str]:
+    """A method by a share of flips."""
+    texts = {"method": row["method"].upper(), "flips, %": f"{100 * row['flip']:g}", "seeds": str(row["seeds"])}
+    texts |= {"KL at the end, nats": interval_text(row["kl"], ""), "proxy at the end": interval_text(row["proxy"], "")}
+    for gold in ("gold_a", "gold_b"):
+        name = f"gold {gold[-1].upper()}"
+        texts |= {f"{name}, peak": interval_text(row[f"{gold}_peak"], ""), f"{name}, at step": str(row[f"{gold}_step"])}
+        texts |= {f"{name}, end": interval_text(row[gold], ""), f"{name}, fall": interval_text(row[f"{gold}_drop"], "")}
+    return texts
+
+
+def gold_row(row: Any) -> dict[str, str]:
+    """A gold, and how the policy's samples spread by it."""
+    return {
+        "gold": row.gold.upper(),
+        "verdicts": f"{row.verdicts:,}",
+        "right about held-out verdicts, %": number(row.accuracy, "%"),
+        "mean of samples": number(row.mean),
+        "SD within an instruction": number(row.sd_within),
+        "SD between": number(row.sd_between),
+        "correlation with length, within": number(row.length_within),
+    }
+
+
+def text_row(row: Any) -> dict[str, str]:
+    """An answer with its scores and their ranks among the instruction's samples."""
+    scores = {
+        name: f"{number(getattr(row, key))} ({getattr(row, f'{key}_rank')})"
+        for name, key in (("proxy (rank)", "proxy"), ("gold A (rank)", "gold_a"), ("gold B (rank)", "gold_b"))
+    }
+    best = {"proxy": "proxy", "gold_a": "gold A"}[row.best_by]
+    return {"instruction": str(row.instruction), "best by": best, **scores, "of": str(row.samples), "answer": row.text}
+
+
+def time_rows(times: pd.DataFrame) -> list[dict[str, str]]:
+    """Hours of each part, on one core."""
+    sums = times.groupby("part", sort=False).seconds.agg(["sum", "count"])
+    return [
+        {"part": str(part), "cells": str(row["count"]), "hours of one core": f"{row['sum'] / 3600:.2f}"}
+        for part, row in sums.iterrows()
+    ]
+
+
+def shown(curves: pd.DataFrame, source: str) -> pd.DataFrame:
+    """The curves that are drawn: linear, gold A, of `SHOWN_LABELS` labels or the most there are."""
+    chosen = curves[(curves.source == source) & (curves.kind == "linear") & (curves.gold == "a")]
+    labels = SHOWN_LABELS if (chosen.labels == SHOWN_LABELS).any() else chosen.labels.max()
+    return chosen[chosen.labels == labels]
+
+
+def draw_curves(curves: pd.DataFrame, source: str) -> Drawing:
+    """Gold gained against sqrt(KL), a pair of axes a tier, a line a share of flips."""
+    chosen = shown(curves, source)
+    tiers = sorted(chosen.samples.unique())
+    figure = Drawing(figsize=(1.2 + 4.2 * len(tiers), 4.2), dpi=150, layout="constrained")
+    for axis, samples in zip(figure.subplots(1, len(tiers), squeeze=False, sharey=True)[0], tiers, strict=True):
+        for place, (flip, line) in enumerate(chosen[chosen.samples == samples].groupby("flip")):
+            draw_line(axis, np.sqrt(line.kl), line, f"{100 * float(str(flip)):g} % flips", place)
+        axis.set(
+            xlabel=f"√KL, √nats (n to {samples:,})", ylabel="gold A gained, log-odds" if samples == tiers[0] else ""
+        )
+        axis.legend(fontsize=8, frameon=False)
+        grid(axis)
+    labels = int(chosen.labels.iloc[0])
+    return titled(figure, f"Best-of-n by linear proxies of {labels:,} labels, {WORDS[source]}")
+
+
+def draw_line(axis: Axes, x: Iterable[float], line: pd.DataFrame, label: str, place: int) -> None:
+    """A mean with its interval."""
+    distances = np.asarray(x, dtype=np.float64)
+    axis.plot(distances, line["mean"], color=COLORS[place], marker=MARKERS[place], markersize=3, label=label)
+    axis.fill_between(distances, line.low, line.high, color=COLORS[place], alpha=0.12, linewidth=0)
+
+
+def draw_runs(runs: pd.DataFrame) -> Drawing:
+    """Both golds and the proxy against sqrt(KL) along training, a line a method and share of flips."""
+    measures = {"proxy": "proxy, SD within an instruction", "gold_a": "gold A gained", "gold_b": "gold B gained"}
+    figure = Drawing(figsize=(13.8, 4.2), dpi=150, layout="constrained")
+    for axis, (measure, label) in zip(figure.subplots(1, 3), measures.items(), strict=True):
+        for place, ((method, flip), group) in enumerate(runs.groupby(["method", "flip"], sort=False)):
+            for _, line in group.groupby("seed"):
+                axis.plot(np.sqrt(line.kl.clip(lower=0)), line[measure], color=COLORS[place], linewidth=0.7, alpha=0.5)
+            mean = group.groupby("step")[["kl", measure]].mean()
+            name = f"{str(method).upper()}, {100 * flip:g} % flips"
+            x = np.sqrt(mean.kl.clip(lower=0))
+            axis.plot(x, mean[measure], color=COLORS[place], marker=MARKERS[place], markersize=4, label=name)
+        axis.set(xlabel="√KL, √nats", ylabel=label)
+        grid(axis)
+    figure.axes[0].legend(fontsize=8, frameon=False)
+    return titled(figure, "Training by LoRA against a proxy, and on its labels")

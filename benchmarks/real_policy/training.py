@@ -1,0 +1,229 @@
+"""Training against proxies and on their labels: a LoRA reward model, PPO, and DPO.
+
+Proxies are linear, of own pairs of the instructions at odd places, labelled by gold A; policies are judged on those at
+even places. PPO's prompts are the instructions that are answered nowhere in the study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
+from typing import Any, ClassVar, Final
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from ... import agents
+from ...data import Dataset
+from ...data.dataset import RowDataset
+from ...instructions import Preference
+from ...oracles import RewardModel
+from ...oracles.base import NoDeepCopy, RewardOracle
+from ..experiment.engine import Experiment, Sampling, read_evaluation
+from ..experiment.engine import run as run_experiment
+from ..harness.runner import ProgressFn, ProgressUpdate, quiet
+from ..harness.stored import file_name
+from ..harness.study import Row
+from ..methods.job import lora_settings
+from ..surrogates.models import Score, flipped
+from .curves import Half, draw_pairs, learn, make_half, ns_of, tier_rows
+from .golds import GOLDS, gold_of, read_scores
+from .plan import Array, Plan, world_of
+
+JUDGED_HALF: Final = 0
+PASSES: Final = 1
+RATE: Final = 1e-4
+"""Learning rate of adapters, ten times AlpacaFarm's of all weights."""
+KL_COEF: Final = 0.02
+"""What a nat costs PPO, in standard deviations of the proxy within an instruction."""
+LORA: Final = 8
+
+
+@cache
+def own_half(plan: Plan) -> Half:
+    """The crossing that everything here learns from and is judged by."""
+    return make_half(plan, "a", "own", JUDGED_HALF)
+
+
+class Proxy(NoDeepCopy):
+    """A linear reward model of `trained` labels as an oracle, in standard deviations within an instruction."""
+
+    def __init__(self, plan: Plan, flip: float, seed: int) -> None:
+        self.name = f"proxy of {100 * flip:g} % flips"
+        self._half = own_half(plan)
+        self._score: Score = learn(plan, self._half, "linear", plan.sizes.trained, flip, "own", seed, JUDGED_HALF)
+        within = [self._score(row - self._half.center).var(ddof=1) for row in self._half.learned]
+        self._deviation = float(np.sqrt(np.mean(within))) or 1.0
+
+    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> Array:
+        """Scores [B]; the instruction decides nothing."""
+        return np.asarray(self._score(self._half.words(list(responses)) - self._half.center) / self._deviation)
+
+
+def labelled(plan: Plan, flip: float, seed: int) -> tuple[Preference, ...]:
+    """The pairs that a proxy of this seed learns from, with their flipped labels."""
+    half, world, num = own_half(plan), world_of(plan), plan.sizes.trained
+    stream = ("own", seed, JUDGED_HALF)
+    pairs = draw_pairs(half.golds, max(plan.sizes.labels), *stream)
+    labels = flipped(pairs.labels[:num], flip, *stream)
+    others = [place for place in range(plan.tiers[0][1]) if place % 2 != JUDGED_HALF]
+    texts = {place: plan.texts(place, plan.sizes.block) for place in others}
+    return tuple(
+        Preference(world.at(others[row]), (texts[others[row]][one], texts[others[row]][two]), 1 if label else 2)
+        for row, one, two, label in zip(pairs.rows, pairs.first, pairs.second, labels, strict=False)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyRun(Experiment):
+    """PPO or DPO by labels of which a share is flipped."""
+
+    plan: Plan
+    flip: float
+    cell: str = field(init=False)
+    required: tuple[str, ...] = ("kl_exact", "proxy")
+    sampling: Sampling | None = field(default_factory=lambda: Sampling(1.0, "kl_exact"))
+    measures_reward: bool = True
+
+    NOT_DECIDING: ClassVar[frozenset[str]] = Experiment.NOT_DECIDING | {"plan"}
+
+    def __post_init__(self) -> None:
+        sizes = self.plan.sizes
+        updates = -(-sizes.trained // 16)
+        online = {"total_steps": sizes.steps[-1], "rollout_batch_size": sizes.rollouts, "kl_coef": KL_COEF}
+        online |= {"minibatch_size": max(1, sizes.rollouts // 2), "value": "adapter"}
+        kept = {"learning_rate": RATE, "schedule": "constant", "save_every": 5, "keep_checkpoints": 1}
+        own: dict[str, Any] = online if self.agent == "ppo" else {"batch_size": 16, "epochs": PASSES}
+        config = agents.PPOConfig if self.agent == "ppo" else agents.DPOConfig
+        if "precision" in {each.name for each in fields(config)}:
+            own["precision"] = self.plan.precision
+        settled: dict[str, Any] = {
+            "cell": f"{self.agent}, {100 * self.flip:g} % flips, seed {self.seed}",
+            "places": sizes.steps if self.agent == "ppo" else tuple(sorted({0, updates // 2, updates})),
+            "splits": (("eval", self.plan.sizes.halved),),
+            "changed": tuple((own | kept).items()),
+            "max_response_tokens": sizes.tokens,
+        }
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    @cached_property
+    def data(self) -> Dataset:
+        """Prompts to train on, and instructions to answer."""
+        world, plan = world_of(self.plan), self.plan
+        judged = [world.answered[place] for place in range(plan.tiers[0][1]) if place % 2 == JUDGED_HALF]
+        numbers = {"unlabeled": world.others, "eval": judged}
+        rows = {
+            split: [
+                {"instruction": each.instruction, "input": each.input}
+                for each in map(world.instructions.__getitem__, some)
+            ]
+            for split, some in numbers.items()
+        }
+        return RowDataset("real policy", {split: (split, each) for split, each in rows.items()}, allow_overlap=True)
+
+    @property
+    def value_start(self) -> None:
+        """PPO's value starts from the policy."""
+        return
+
+    def policy(self, **limits: int) -> agents.LanguageModel:
+        """The policy, which is also kept as the reference."""
+        policy = super().policy(**limits)
+        policy.add_reference()
+        return policy
+
+    def oracle(self, policy: agents.LanguageModel | None = None) -> RewardOracle:
+        """The proxy."""
+        return Proxy(self.plan, self.flip, self.seed)
+
+    def preferences(self) -> tuple[Preference, ...]:
+        """The proxy's own labels."""
+        return labelled(self.plan, self.flip, self.seed)
+
+    def env(self, num_envs: int, policy: agents.LanguageModel | None = None) -> VectorEnv[Any, Any, Any]:
+        """AlpacaFarm-PPO-v0 with the proxy as its reward."""
+        options: dict[str, Any] = {"dataset": self.data, "oracle": self.oracle(), "split": "unlabeled"}
+        return gym.make_vec("AlpacaFarm-PPO-v0", num_envs=num_envs, autoreset_mode=AutoresetMode.DISABLED, **options)
+
+
+def runs_of(plan: Plan, agent: str, seeds: int) -> list[PolicyRun]:
+    """A run for clean and noisy labels and each seed."""
+    # Changes that a preset would make to the reward's side do not apply: the proxy is no language model.
+    return [
+        PolicyRun(
+            agent=agent,
+            plan=plan,
+            flip=flip,
+            seed=seed,
+            out=plan.out,
+            preset="small_cpu",
+            dataset=plan.data or "",
+            sft=plan.policy,
+            lora=LORA,
+        )
+        for seed in range(seeds)
+        for flip in plan.sizes.flips[1::-1]
+    ]
+
+
+def train_policy(run: PolicyRun, on_progress: ProgressFn) -> list[Row]:
+    """Trains and evaluates; a row a place, with both golds of the answers there and their errors over instructions."""
+    measured = run_experiment(run, on_progress)
+    golds = {name: gold_of(run.plan, name) for name in GOLDS}
+    world, rows = world_of(run.plan), list[Row]()
+    numbers = {str(world.instructions[number]): number for number in world.answered}
+    started: dict[str, Array] = {}
+    for place, row in zip(run.places, measured, strict=True):
+        answers = read_evaluation(run, place)["splits"]["eval"]
+        kept = {"step": place, "kl": row["kl_exact"], "proxy": row["proxy"], "length": row["length"]}
+        for name, gold in golds.items():
+            values = gold.of([numbers[text] for text in answers["instructions"]], answers["responses"])
+            gained = values - started.setdefault(name, values)
+            error = float(gained.std(ddof=1) / np.sqrt(len(gained)))
+            kept |= {f"gold_{name}": float(gained.mean()), f"gold_{name}_error": error}
+        rows.append({"table": "runs", "method": run.agent, "flip": run.flip, "seed": run.seed, **kept})
+    return rows
+
+
+def lora_cell(plan: Plan, key: str, flip: float, on_progress: ProgressFn) -> list[Row]:
+    """A reward model by LoRA on the labels of a proxy, and best-of-n by it on the judged half, to the second tier."""
+    from peft import LoraConfig
+
+    quiet()
+    on_progress(ProgressUpdate(key, 0))
+    folder, target, half = (
+        plan.out / "runs" / file_name(key),
+        plan.out / "reward_models" / file_name(key),
+        own_half(plan),
+    )
+    precise = (
+        {"precision": plan.precision} if "precision" in {x.name for x in fields(agents.RewardModelingConfig)} else {}
+    )
+    options: dict[str, Any] = {"batch_size": 16, "learning_rate": RATE, "save_every": 10, "keep_checkpoints": 1}
+    config = agents.RewardModelingConfig(**options, **precise)
+    if not (target / "tokenizer_config.json").is_file():
+        adapters = LoraConfig(**lora_settings(LORA), task_type="SEQ_CLS")
+        pairs = labelled(plan, flip, 0)
+        agent = agents.RewardModeling(plan.policy, pairs, config=config, seed=0, out=folder, lora=adapters)
+        for metrics in agent.updates():
+            on_progress(ProgressUpdate(key, 20 * metrics["step"] / agent.num_steps))
+        agent.save(target)
+    oracle, world = RewardModel(target), world_of(plan)
+    samples, num = plan.tiers[min(1, len(plan.tiers) - 1)]
+    places = [place for place in half.places if place < num]
+    scores = []
+    for done, place in enumerate(places, start=1):
+        texts = plan.texts(place)[:samples]
+        scores.append(oracle.score([world.at(place)] * len(texts), texts))
+        on_progress(ProgressUpdate(key, 20 + 20 * done / len(places)))
+    golds, proxies = read_scores(plan, "a")[places, :samples], np.stack(scores)
+    tables = [agents.best_of_k(proxies, each, ns_of(samples)).T[None, None] for each in (golds, proxies)]
+    pairs = draw_pairs(golds, 2000, "tested")
+    gap = proxies[pairs.rows, pairs.first] - proxies[pairs.rows, pairs.second]
+    right = np.mean(0.5 + 0.5 * np.sign(gap) * np.sign(pairs.labels - 0.5))
+    who = {"gold": "a", "source": "own", "kind": "lora", "labels": plan.sizes.trained, "samples": samples}
+    return tier_rows(who, [flip], *tables, np.array([[right]]))

@@ -1,0 +1,213 @@
+"""The study of a real policy, with a tiny one and a made-up folder of recorded judgements."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from alpacafarm_env.benchmarks.harness.page import read_table
+from alpacafarm_env.benchmarks.real_policy import curves, sampling
+from alpacafarm_env.benchmarks.real_policy.__main__ import RealPolicyOptions, cells_of, run
+from alpacafarm_env.benchmarks.real_policy.page import TABLES, page
+from alpacafarm_env.benchmarks.real_policy.plan import Plan, Sizes, world_of
+from alpacafarm_env.data.recorded import reference_digest
+from alpacafarm_env.errors import DataError
+from alpacafarm_env.instructions import Instruction
+from alpacafarm_env.seeding import keyed_rng
+
+TINY = Sizes(
+    tiers=((8, 6), (16, 4)),
+    block=4,
+    tokens=6,
+    blocks_a_cell=5,
+    recorded_tokens=8,
+    components=4,
+    labels=(10, 20),
+    flips=(0.0, 0.25, 0.45),
+    repeats=2,
+    trained=10,
+    steps=(0, 1),
+    rollouts=4,
+)
+NUM, MODELS = 24, 6
+WORDS = ["apple", "river", "stone", "cloud", "green", "seven", "quickly", "sing"]
+
+
+def rows_of(number, generator, text):
+    return {"index": number, "instruction": f"Say {number}.", "input": "", "output": text, "generator": generator}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A folder whose judge prefers the longer text."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "outputs").mkdir()
+
+    def text(*key):
+        rng = keyed_rng(0, *key)
+        return " ".join(rng.choice(WORDS, size=int(rng.integers(2, 12)))) + "."
+
+    references = [text("reference", number) for number in range(NUM)]
+    outputs = {f"model-{m}": [text("model", m, number) for number in range(NUM)] for m in range(MODELS)}
+    asked = [{"index": n, "instruction": f"Say {n}.", "input": "", "dataset": "made up"} for n in range(NUM)]
+    verdicts = [
+        {"index": n, "generator": name, "preference": float(len(texts[n]) > len(references[n]))}
+        for name, texts in outputs.items()
+        for n in range(NUM)
+    ]
+    digest = reference_digest([Instruction(row["instruction"]) for row in asked], references)
+    files = {
+        "eval_instructions": asked,
+        "davinci003": [rows_of(n, "davinci003", each) for n, each in enumerate(references)],
+        "preferences_length": verdicts,
+        "recorded": {"reference_sha256": digest},
+        **{f"outputs/outputs_{m}": [rows_of(n, m, each) for n, each in enumerate(x)] for m, x in outputs.items()},
+    }
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def options(own_models, recorded, tmp_path):
+    given = {"policy": str(own_models[0]), "data": str(recorded), "sizes": TINY, "seeds": 1, "processes": 1}
+    return RealPolicyOptions(out=tmp_path / "study", **given)
+
+
+@pytest.fixture(scope="module")
+def finished(own_models, recorded, tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished")
+    given = {"policy": str(own_models[0]), "data": str(recorded), "sizes": TINY, "seeds": 1, "processes": 1}
+    return RealPolicyOptions(out=out, **given), run(RealPolicyOptions(out=out, **given))
+
+
+def test_every_part_is_done_and_shown(finished):
+    options, status = finished
+    assert status == 0
+    tables = {name: read_table(options.out / f"{'table' if name == 'curves' else name}.csv") for name in TABLES}
+    assert all(len(table) for table in tables.values())
+    made = page(options.out)
+    assert set(made.figures) == {"best_of_n_own", "best_of_n_recorded", "training"}
+    assert not any("Not finished" in text for text in made.findings)
+    assert {*tables["runs"].method} == {"ppo", "dpo"}
+    assert {*tables["curves"].kind} == {"linear", "trees", "lora"}
+    start = tables["curves"][tables["curves"].n == 1]
+    assert (start["mean"] == 0).all()
+    assert np.isfinite(tables["falls"].drop_mean).all()
+
+
+def test_no_instruction_reaches_a_stored_table(finished):
+    options, _ = finished
+    for name in ("table", "falls", "texts", "runs"):
+        assert "Say " not in (options.out / f"{name}.csv").read_text(encoding="utf-8")
+
+
+def test_a_finished_study_runs_no_cell_again(finished, monkeypatch):
+    options, _ = finished
+    monkeypatch.setattr("alpacafarm_env.benchmarks.real_policy.sampling.load_policy", None)
+    assert run(options) == 0
+
+
+def test_parts_before_their_needs_are_refused(options):
+    with pytest.raises(DataError):
+        run(replace(options, parts=("curves",)))
+    assert run(replace(options, parts=("page",))) == 0
+    assert any("answers" in text for text in page(options.out).findings)
+
+
+def test_texts_do_not_depend_on_the_chunks(options, tmp_path):
+    texts = []
+    for name, size in (("one", 1), ("all", 99)):
+        plan = replace(options.plan, out=tmp_path / name, sizes=replace(TINY, blocks_a_cell=size))
+        plan.out.mkdir()
+        for blocks in reversed([*plan.chunks()]):
+            sampling.draw_answers(plan, "cell", blocks, lambda update: None)
+        texts.append([plan.texts(place) for place in range(6)])
+    assert texts[0] == texts[1]
+    assert [len(each) for each in texts[0]] == [16, 16, 16, 16, 8, 8]
+    assert len({text for row in texts[0] for text in row}) > 40
+
+
+def test_an_interrupted_cell_keeps_its_blocks(options):
+    plan = replace(options.plan, out=options.out)
+    plan.out.mkdir()
+    blocks = next(plan.chunks())
+    sampling.draw_answers(plan, "cell", blocks[:3], lambda update: None)
+    before = {file: file.stat().st_mtime_ns for file in (plan.out / "answers").iterdir()}
+    sampling.draw_answers(plan, "cell", blocks, lambda update: None)
+    assert len(before) == 3
+    assert all(file.stat().st_mtime_ns == time for file, time in before.items())
+
+
+def test_smaller_studies_are_parts_of_larger_ones(options):
+    whole = options.plan
+    small = replace(whole, upto=8)
+    assert whole.blocks[: len(small.blocks)] == small.blocks
+    keys = [{cell.key for cell in cells_of(plan, 1)["answers"]} for plan in (small, whole)]
+    assert len(keys[0] & keys[1]) >= len(keys[0]) - 1
+
+
+def test_gold_never_sees_an_answered_instruction(options):
+    world = world_of(options.plan)
+    assert not set(world.answered) & set(world.others)
+    assert len(world.answered) + len(world.others) == NUM
+
+
+def test_proxies_are_judged_on_other_instructions(finished):
+    options, _ = finished
+    plan = options.plan
+    for half in (0, 1):
+        made = curves.make_half(plan, "a", "own", half)
+        assert {place % 2 for place in made.places} == {half}
+        assert len(made.learned) == len(made.places)
+
+
+def test_states_are_means_over_response_tokens(options):
+    import torch
+
+    plan, world = options.plan, world_of(options.plan)
+    texts = ["ab", "a longer text"]
+    found = sampling.pooled_states(plan, world.instructions[:2], texts, 6)
+    policy = sampling.load_policy(plan.policy, 6)
+    for row, text in enumerate(texts):
+        rollouts = policy.as_rollouts(world.instructions[row : row + 1], [text])
+        ids = torch.cat([rollouts.prompt_tokens, rollouts.tokens])[None]
+        with torch.no_grad():
+            hidden = policy.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
+        np.testing.assert_allclose(found[row], hidden[len(rollouts.prompt_tokens) :].mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_real_fall_is_found_and_sized():
+    rng, ns = np.random.default_rng(0), curves.ns_of(64)
+    shape = np.interp(np.arange(len(ns)), [0, 6, len(ns) - 1], [0.0, 0.5, 0.2])
+    golds = shape + rng.normal(0, 0.02, (2, 5, 20, 1)) + rng.normal(0, 0.01, (2, 5, 20, len(ns)))
+    rows = pd.DataFrame(curves.tier_rows({"samples": 64}, [0.0, 0.25], golds, golds, np.ones((2, 5))))
+    falls = rows[rows.table == "falls"]
+    assert falls.drop_mean.to_numpy() == pytest.approx(0.3, abs=0.02)
+    assert (falls.drop_low > 0).all()
+
+
+def test_pairs_are_of_two_texts_that_gold_decides():
+    golds = np.array([[0.0, 1.0, np.nan, 1.0], [2.0, 2.0, 2.0, 5.0]])
+    pairs = curves.draw_pairs(golds, 30, "some")
+    one, two = golds[pairs.rows, pairs.first], golds[pairs.rows, pairs.second]
+    assert (pairs.labels == (one > two)).all()
+    assert (one != two).all()
+
+
+def test_a_folder_of_another_policy_is_refused(finished, own_models):
+    from alpacafarm_env.errors import CheckpointError
+
+    options, _ = finished
+    with pytest.raises(CheckpointError):
+        run(replace(options, policy=str(own_models[1])))
+    with pytest.raises(DataError):
+        run(replace(options, policy=""))
+
+
+def test_the_full_study_has_cells_of_minutes(options):
+    plan = Plan(options.out, None, "policy", Sizes())
+    assert len(plan.blocks) == 200 + 300 + 30 * 12
+    assert max(map(len, plan.chunks())) * plan.sizes.block <= 512
