@@ -49,6 +49,9 @@ PILOT_FLIPS: Final = (0.0, 0.25, 0.35, 0.45)
 SHOWN_LABELS: Final = 1000
 POWER: Final = 2.8
 """Standard errors of a difference that is seen, at 5 % on both sides, with a chance of 80 %."""
+PREDICTIONS: Final = "real_policy/predictions.txt.j2"
+INFORMATION: Final = "N(1 − 2e)²"
+"""What N labels tell when a share e of them is flipped, in labels without flips."""
 WORDS: Final = {"own": "own pairs", "recorded": "recorded pairs", "linear": "linear", "trees": "trees", "lora": "LoRA"}
 
 
@@ -80,6 +83,7 @@ def page(folder: Path) -> Page:
         "training": Table.of([run_row(row) for row in runs], caption("training")),
         "golds": Table.of([gold_row(row) for row in found["golds"].itertuples()], caption("golds")),
         "texts": Table.of([text_row(row) for row in found["texts"].itertuples()], caption("texts")),
+        "predictions": Table(("predicted before the runs",), [(line,) for line in sentences(PREDICTIONS)]),
         "times": Table.of(time_rows(found["times"]), caption("times")),
     }
     figures = {
@@ -91,16 +95,15 @@ def page(folder: Path) -> Page:
         figures["training"] = Drawn(draw_runs(found["runs"]), caption("runs"))
     said = sentences(
         "real_policy/findings.txt.j2", falls=falls, slopes=slopes, runs=runs, missing=missing, words=WORDS, power=POWER,
-        kept=information(falls),
+        kept=information(falls), information=INFORMATION,
     )  # fmt: skip
-    predicted = sentences("real_policy/predictions.txt.j2")
     return Page(
         "Over-optimization of a real policy",
         tables,
         said,
         figures,
         headline(falls),
-        method=[*sentences("real_policy/method.txt.j2", sizes=manifest["config"]["sizes"]), *predicted],
+        method=sentences("real_policy/method.txt.j2", sizes=manifest["config"]["sizes"]),
         simulated=False,
         printed=("falls", "slopes", "training", "times"),
     )
@@ -164,7 +167,7 @@ def information_rows(falls: pd.DataFrame) -> list[dict[str, str]]:
     for row in chosen.sort_values([*WHO[:3], "effective"]).itertuples():
         mark = PILOT.get(row.labels, ()) if (row.source, row.kind, row.gold) == ("own", "linear", "a") else ()
         pilot = dict(zip(PILOT_FLIPS, mark, strict=False)).get(row.flip)
-        first = {**who(row), "flips, %": f"{100 * row.flip:g}", "N(1 - 2e)²": f"{row.effective:,.0f}"}
+        first = {**who(row), "flips, %": f"{100 * row.flip:g}", INFORMATION: f"{row.effective:,.0f}"}
         rows.append({**first, "gained": ends(row, "end"), "pilot, n = 32": "" if pilot is None else number(pilot)})
     return rows
 

@@ -90,19 +90,19 @@ class Plan:
         """Those of up to `upto` samples."""
         return [tier for tier in self.sizes.tiers if tier[0] <= self.upto]
 
-    @property
-    def blocks(self) -> list[tuple[int, int]]:
-        """(block, place) of all samples, those of the first tier first."""
-        found, first = [], 0
+    def blocks(self) -> Iterator[list[tuple[int, int]]]:
+        """(block, place) of the samples that each tier adds, the first tier first."""
+        first = 0
         for samples, num in self.tiers:
-            found += [(block, place) for block in range(first, samples // self.sizes.block) for place in range(num)]
-            first = samples // self.sizes.block
-        return found
+            last = samples // self.sizes.block
+            yield [(block, place) for block in range(first, last) for place in range(num)]
+            first = last
 
-    def chunks(self, before: int = 0) -> Iterator[list[tuple[int, int]]]:
-        """The blocks of each cell of answers, or of their states."""
+    def chunks(self) -> Iterator[list[tuple[int, int]]]:
+        """The blocks of each cell of answers, or of their states; those of fewer samples are among those of more."""
         size = self.sizes.blocks_a_cell
-        yield from (self.blocks[first : first + size] for first in range(before, len(self.blocks), size))
+        for blocks in self.blocks():
+            yield from (blocks[first : first + size] for first in range(0, len(blocks), size))
 
     def num_samples(self, place: int) -> int:
         """Samples of the instruction at a place."""

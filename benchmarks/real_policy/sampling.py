@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 2048
 """Tokens that go through the policy at once, for its states."""
+RECORDED_AT_ONCE = 64
+"""Recorded texts between two reports of progress."""
 
 
 @cache
@@ -74,8 +76,13 @@ def read_recorded_states(plan: Plan, key: str, model: int | None, on_progress: P
     on_progress(ProgressUpdate(key, 0))
     world = world_of(plan)
     texts = world.judged.references if model is None else world.judged.outputs[model]
-    states = pooled_states(plan, world.instructions, texts, plan.sizes.recorded_tokens)
-    write_array(recorded_file(plan, model), states.astype(np.float16))
+    parts = range(0, len(texts), RECORDED_AT_ONCE)
+    states = []
+    for first in parts:
+        rows = slice(first, first + RECORDED_AT_ONCE)
+        states.append(pooled_states(plan, world.instructions[rows], texts[rows], plan.sizes.recorded_tokens))
+        on_progress(ProgressUpdate(key, 4 * len(states) / len(parts)))
+    write_array(recorded_file(plan, model), np.concatenate(states).astype(np.float16))
     return []
 
 
@@ -91,6 +98,8 @@ def pooled_states(plan: Plan, instructions: Sequence[str], texts: Sequence[str],
     """
     import torch
 
+    from ...agents.precision import resolve_precision
+    from ...agents.processes import Processes
     from ...agents.prompts import prompt_lengths
     from ...agents.rollouts import micro_batches, scoring_batch
 
@@ -101,7 +110,8 @@ def pooled_states(plan: Plan, instructions: Sequence[str], texts: Sequence[str],
     rollouts = policy.as_rollouts([instructions[i] for i in kept], [texts[i] for i in kept])
     states = np.full((len(texts), policy.model.config.hidden_size), np.nan)
     most = max(AT_ONCE, int(rollouts.total_lengths.max()))
-    with torch.no_grad():
+    precise = Processes(policy.device, precision=resolve_precision(plan.precision, policy.model))
+    with torch.no_grad(), precise.autocast():
         for rows in micro_batches(rollouts.total_lengths, most):
             part = rollouts[rows]
             ids, predicts = scoring_batch(part, fill_token_id=policy.tokenizer.eos_token_id)

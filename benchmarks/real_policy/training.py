@@ -7,7 +7,7 @@ even places. PPO's prompts are the instructions that are answered nowhere in the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, ClassVar, Final
 
@@ -95,10 +95,8 @@ class PolicyRun(Experiment):
         online = {"total_steps": sizes.steps[-1], "rollout_batch_size": sizes.rollouts, "kl_coef": KL_COEF}
         online |= {"minibatch_size": max(1, sizes.rollouts // 2), "value": "adapter"}
         kept = {"learning_rate": RATE, "schedule": "constant", "save_every": 5, "keep_checkpoints": 1}
+        kept["precision"] = self.plan.precision
         own: dict[str, Any] = online if self.agent == "ppo" else {"batch_size": 16, "epochs": PASSES}
-        config = agents.PPOConfig if self.agent == "ppo" else agents.DPOConfig
-        if "precision" in {each.name for each in fields(config)}:
-            own["precision"] = self.plan.precision
         settled: dict[str, Any] = {
             "cell": f"{self.agent}, {100 * self.flip:g} % flips, seed {self.seed}",
             "places": sizes.steps if self.agent == "ppo" else tuple(sorted({0, updates // 2, updates})),
@@ -152,7 +150,6 @@ class PolicyRun(Experiment):
 
 def runs_of(plan: Plan, agent: str, seeds: int) -> list[PolicyRun]:
     """A run for clean and noisy labels and each seed."""
-    # Changes that a preset would make to the reward's side do not apply: the proxy is no language model.
     return [
         PolicyRun(
             agent=agent,
@@ -200,11 +197,8 @@ def lora_cell(plan: Plan, key: str, flip: float, on_progress: ProgressFn) -> lis
         plan.out / "reward_models" / file_name(key),
         own_half(plan),
     )
-    precise = (
-        {"precision": plan.precision} if "precision" in {x.name for x in fields(agents.RewardModelingConfig)} else {}
-    )
     options: dict[str, Any] = {"batch_size": 16, "learning_rate": RATE, "save_every": 10, "keep_checkpoints": 1}
-    config = agents.RewardModelingConfig(**options, **precise)
+    config = agents.RewardModelingConfig(**options, precision=plan.precision)
     if not (target / "tokenizer_config.json").is_file():
         adapters = LoraConfig(**lora_settings(LORA), task_type="SEQ_CLS")
         pairs = labelled(plan, flip, 0)
