@@ -21,9 +21,10 @@ Source of the setting: Gao, Schulman and Hilton 2022 (arXiv 2210.10760).
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
@@ -49,6 +50,7 @@ from .training import lora_cell, runs_of, train_policy
 NAME: Final = "real_policy"
 Part = Literal["answers", "states", "golds", "curves", "lora", "ppo", "dpo", "texts", "page"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
+AGENTS: Final[tuple[Part, ...]] = ("ppo", "dpo")
 NEEDS: Final[Mapping[Part, tuple[Part, ...]]] = {
     "states": ("answers",),
     "golds": ("answers", "states"),
@@ -106,43 +108,36 @@ def timed(part: Part, out: Path, key: str, work: Work, on_progress: ProgressFn) 
 
 def cells_of(plan: Plan, seeds: int) -> dict[Part, list[Cell]]:
     """The cells of each part."""
-    num_models = len(world_of(plan).judged.models)
     upto = f"to {plan.upto} samples"
 
-    def cell(part: Part, key: str, work: Any, weight: int = 1, *arguments: Any) -> Cell:
-        return Cell(key, partial(timed, part, plan.out, key, partial(work, plan, key, *arguments)), weight)
+    def cell(part: Part, key: str, work: Any, *arguments: Any, weight: int = 1) -> Cell:
+        return Cell(key, partial(timed, part, plan.out, key, partial(work, *arguments)), weight)
 
-    chunks = [(f"{block:02}-{place:04}", blocks) for blocks in plan.chunks() for block, place in blocks[:1]]
-    recorded = [None, *state_models(plan, num_models)]
+    def keyed(part: Part, key: str, work: Any, *arguments: Any, weight: int = 1) -> Cell:
+        return cell(part, key, work, plan, key, *arguments, weight=weight)
+
+    chunks = [(f"{blocks[0][0]:02}-{blocks[0][1]:04}", blocks) for blocks in plan.chunks()]
+    reads = [keyed("states", f"states {x}", read_states, blocks, weight=len(blocks) // 2) for x, blocks in chunks]
+    models = [None, *state_models(plan, len(world_of(plan).judged.models))]
+    reads += [keyed("states", f"states of recorded {m}", read_recorded_states, m, weight=4) for m in models]
+    shape = product(KINDS, GOLDS, SOURCES, plan.sizes.labels)
+    flips = plan.sizes.flips[1::-1]
     cells: dict[Part, list[Cell]] = {
-        "answers": [cell("answers", f"answers {name}", draw_answers, len(blocks), blocks) for name, blocks in chunks],
-        "states": [cell("states", f"states {name}", read_states, len(blocks) // 2, blocks) for name, blocks in chunks]
-        + [cell("states", f"states of recorded {m}", read_recorded_states, 4, m) for m in recorded],
-        "golds": [cell("golds", f"gold {gold}, {upto}", score_samples, 1, gold) for gold in GOLDS],
+        "answers": [keyed("answers", f"answers {x}", draw_answers, each, weight=len(each)) for x, each in chunks],
+        "states": reads,
+        "golds": [keyed("golds", f"gold {gold}, {upto}", score_samples, gold) for gold in GOLDS],
         "curves": [
-            cell(
-                "curves",
-                f"curves, gold {g}, {source}, {kind}, {num} labels, {upto}",
-                curve_cell,
-                1,
-                g,
-                source,
-                kind,
-                num,
+            keyed(
+                "curves", f"curves, gold {g}, {source}, {kind}, {num} labels, {upto}", curve_cell, g, source, kind, num
             )
-            for kind in KINDS
-            for g in GOLDS
-            for source in SOURCES
-            for num in plan.sizes.labels
+            for kind, g, source, num in shape
         ],
-        "lora": [cell("lora", f"lora, {100 * f:g} % flips, {upto}", lora_cell, 40, f) for f in plan.sizes.flips[1::-1]],
-        "texts": [cell("texts", f"texts, {upto}", text_cell)],
+        "lora": [keyed("lora", f"lora, {100 * flip:g} % flips, {upto}", lora_cell, flip, weight=40) for flip in flips],
+        "texts": [keyed("texts", f"texts, {upto}", text_cell)],
     }
-    for agent in ("ppo", "dpo"):
+    for agent in AGENTS:
         runs = runs_of(plan, agent, seeds)
-        cells[agent] = [
-            Cell(x.cell, partial(timed, agent, plan.out, x.cell, partial(train_policy, x)), x.units) for x in runs
-        ]
+        cells[agent] = [cell(agent, run.cell, train_policy, run, weight=run.units) for run in runs]
     return {part: cells[part] for part in PARTS if part in cells}
 
 
@@ -167,10 +162,8 @@ def run(options: RealPolicyOptions) -> int:
             if study.failed:
                 break
         done = set(study.done)
-        missing = {part: [c.key for c in each if c.key not in done] for part, each in cells.items()}
-        counts = {
-            part: f"{len(cells[part]) - len(keys)} of {len(cells[part])}" for part, keys in missing.items() if keys
-        }
+        num = {part: sum(cell.key in done for cell in each) for part, each in cells.items()}
+        counts = {part: f"{num[part]} of {len(each)}" for part, each in cells.items() if num[part] < len(each)}
         write_results(study, [row for key in study.done for row in study.rows(key)], counts)
         if study.failed or counts:
             study.write_manifest()
@@ -182,11 +175,9 @@ def refuse_early(study: Study, part: Part, cells: Mapping[Part, Sequence[Cell]])
     """Refuses a part before those that it needs are done; DataError."""
     done = set(study.done)
     for needed in NEEDS.get(part, ()):
-        if missing := [cell.key for cell in cells[needed] if cell.key not in done]:
-            text = (
-                f"--parts {part}: expected {needed} before it, which lacks {len(missing)} of {len(cells[needed])} cells"
-            )
-            raise DataError(f"{text}. Add it to --parts.")
+        if missing := sum(cell.key not in done for cell in cells[needed]):
+            text = f"expected {needed} before it, which lacks {missing} of {len(cells[needed])} cells"
+            raise DataError(f"--parts {part}: {text}. Add it to --parts.")
 
 
 def write_results(study: Study, rows: Sequence[Row], missing: Mapping[str, str]) -> None:
@@ -197,13 +188,9 @@ def write_results(study: Study, rows: Sequence[Row], missing: Mapping[str, str])
             study.write_table(chosen, columns)
         else:
             write_csv(study.out / f"{name}.csv", chosen, columns)
-    study.note(level="recorded and live", missing=dict(missing), tokens=tokens_of(rows))
+    tokens = sum(row["tokens"] for row in rows if row["table"] == "drawn")
+    study.note(level="recorded and live", missing=dict(missing), tokens=tokens)
     publish(study, page(study.out))
-
-
-def tokens_of(rows: Iterable[Row]) -> int:
-    """Tokens that were sampled for the answers."""
-    return sum(row["tokens"] for row in rows if row["table"] == "drawn")
 
 
 def main() -> int:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...agents import best_of_k
+from ...errors import DataError
 from ...seeding import keyed_rng
 from ..harness.estimates import Estimate
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
@@ -31,7 +33,7 @@ FITTED_ON: Final = 6000
 """Most texts that components of words are fitted on."""
 TESTED: Final = 2000
 """Fresh pairs of samples that a proxy's accuracy is measured on."""
-SPARE: Final = 2
+SPARE: Final = 4
 """Pairs drawn for each that is wanted: those that gold does not decide are left out."""
 
 
@@ -39,16 +41,16 @@ SPARE: Final = 2
 class Pairs:
     """Where the two texts of N pairs are: (row, column) into a table of texts, and gold's label without noise."""
 
-    rows: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
+    rows: NDArray[np.int64]
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
     labels: Array
 
 
 def draw_pairs(golds: Array, num: int, *stream: str | int) -> Pairs:
     """Pairs of two texts of one row of a table [P, n] that gold (NaN = none) scores unequally.
 
-    Always the same by one stream and `num`.
+    Always the same by one stream and `num`. DataError where gold decides too few.
     """
     rng = keyed_rng(0, "real policy", "pairs", *stream)
     size, width = golds.shape
@@ -56,6 +58,10 @@ def draw_pairs(golds: Array, num: int, *stream: str | int) -> Pairs:
     two = (one + rng.integers(1, width, size=SPARE * num)) % width
     gap = golds[rows, one] - golds[rows, two]
     kept = np.flatnonzero(~np.isnan(gap) & (gap != 0))[:num]
+    if len(kept) < num:
+        raise DataError(
+            f"expected {num} pairs of texts that gold scores unequally, got {len(kept)} of {len(gap)} drawn."
+        )
     return Pairs(rows[kept], one[kept], two[kept], (gap[kept] > 0).astype(np.float64))
 
 

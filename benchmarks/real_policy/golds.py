@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.study import Row
@@ -100,7 +101,7 @@ def gold_of(plan: Plan, name: GoldName) -> Gold:
     tested = usable & np.isin(np.arange(len(learned)), world.others[::5])
     kind = "trees" if name == "a" else "linear"
 
-    def learn(rows: np.ndarray, ridge: float) -> Score:
+    def learn(rows: NDArray[np.bool_], ridge: float) -> Score:
         return fit(kind, differences[rows], world.judged.credits[rows], ridge=ridge)
 
     right = {

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Drawing
 from ...statistics import Interval
 from ..harness.estimates import Estimate, rejected
 from ..harness.page import Drawn, Page, read_manifest, read_table
-from ..harness.plots import COLORS, MARKERS, grid, titled
+from ..harness.plots import COLORS, MARKERS, Curve, Panel, draw, grid, titled
 from ..harness.report import Table, interval_text, number, sentences
 
 ENDS: Final = ("mean", "low", "high", "error", "chance")
@@ -39,13 +39,12 @@ TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "times": ("part", "seconds"),
 }
 """Columns of each table; that of curves is table.csv."""
-PILOT: Final[Mapping[int, tuple[float, ...]]] = {
-    250: (0.22, 0.14, 0.08, 0.03),
-    1000: (0.32, 0.20, 0.16, 0.02),
-    4000: (0.36, 0.36, 0.29, 0.15),
-}
-"""Gold gained at n = 32 by own pairs in the pilot (80 instructions, samples of 64 tokens), at `PILOT_FLIPS`."""
 PILOT_FLIPS: Final = (0.0, 0.25, 0.35, 0.45)
+PILOT_GAINS: Final = {250: (0.22, 0.14, 0.08, 0.03), 1000: (0.32, 0.2, 0.16, 0.02), 4000: (0.36, 0.36, 0.29, 0.15)}
+PILOT: Final = {
+    (labels, flip): gain for labels, gains in PILOT_GAINS.items() for flip, gain in zip(PILOT_FLIPS, gains, strict=True)
+}
+"""(labels, share of flips) -> gold gained at n = 32 by own pairs in the pilot (80 instructions, 64 tokens)."""
 SHOWN_LABELS: Final = 1000
 POWER: Final = 2.8
 """Standard errors of a difference that is seen, at 5 % on both sides, with a chance of 80 %."""
@@ -55,20 +54,32 @@ INFORMATION: Final = "N(1 − 2e)²"
 WORDS: Final = {"own": "own pairs", "recorded": "recorded pairs", "linear": "linear", "trees": "trees", "lora": "LoRA"}
 
 
-def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
-    """The study's tables; of cells that went to different numbers of samples those of the last."""
-    found = {name: read_table(folder / f"{'table' if name == 'curves' else name}.csv") for name in TABLES}
-    keys = {"curves": [*WHO, "flip", "n"], "falls": [*WHO, "flip"], "slopes": [*WHO, "of"], "golds": ["gold"]}
-    keys["texts"] = ["instruction", "best_by"]
-    return {
-        name: frame.drop_duplicates(keys.get(name), keep="last") if name in keys else frame
-        for name, frame in found.items()
-    }
+CURVE: Final = {
+    "labels of": "{gold}", "pairs": "{source}", "proxy": "{kind}", "N": "{labels:,}", "n to": "{samples:,}",
+}  # fmt: skip
+FALL: Final = {
+    **CURVE, "flips, %": "{flips:g}", "right, %": "{accuracy:.1f}", "gained at the peak": "interval:peak",
+    "peak at n": "{n_peak}", "gained at the end": "interval:end", "fall": "interval:drop", "by Holm": "{said}",
+    "fall that would be seen": "{seen:.2f}", "repeats, instructions": "{repeats}, {instructions}",
+}  # fmt: skip
+SLOPE: Final = {**CURVE, "fall, per 10 points of flips": "interval:", "by Holm": "{said}"}
+GOLD: Final = {
+    "gold": "{name}", "verdicts": "{verdicts:,}", "right about held-out verdicts, %": "{accuracy:.1f}",
+    "mean of samples": "{mean:.2f}", "SD within an instruction": "{sd_within:.2f}", "SD between": "{sd_between:.2f}",
+    "correlation with length, within": "{length_within:.2f}",
+}  # fmt: skip
+TEXT: Final = {
+    "instruction": "{instruction}", "best by": "{name}", "proxy (rank)": "{proxy:.2f} ({proxy_rank})",
+    "gold A (rank)": "{gold_a:.2f} ({gold_a_rank})", "gold B (rank)": "{gold_b:.2f} ({gold_b_rank})",
+    "of": "{samples}", "answer": "{text}",
+}  # fmt: skip
+TIME: Final = {"part": "{part}", "cells": "{cells}", "hours of one core": "{hours:.2f}"}
 
 
 def page(folder: Path) -> Page:
     """The result that the study's files hold, whatever is done of it."""
-    manifest, found = read_manifest(folder), tables_of(folder)
+    manifest = read_manifest(folder)
+    found = {name: read_table(folder / f"{'table' if name == 'curves' else name}.csv") for name in TABLES}
     falls = found["falls"].copy()
     falls["holm"] = rejected(falls.drop_chance.to_numpy()) if len(falls) else []
     falls["clear"] = falls.holm & (falls.drop_mean > 0)
@@ -76,16 +87,17 @@ def page(folder: Path) -> Page:
     slopes["holm"] = rejected(slopes.chance.to_numpy()) if len(slopes) else []
     missing = manifest["facts"].get("missing", {})
     runs = run_ends(found["runs"])
-    tables = {
-        "falls": Table.of([fall_row(row) for row in falls.itertuples()], caption("falls")),
-        "slopes": Table.of([slope_row(row) for row in slopes.itertuples()], caption("slopes")),
-        "information": Table.of(information_rows(falls), caption("information")),
-        "training": Table.of([run_row(row) for row in runs], caption("training")),
-        "golds": Table.of([gold_row(row) for row in found["golds"].itertuples()], caption("golds")),
-        "texts": Table.of([text_row(row) for row in found["texts"].itertuples()], caption("texts")),
-        "predictions": Table(("predicted before the runs",), [(line,) for line in sentences(PREDICTIONS)]),
-        "times": Table.of(time_rows(found["times"]), caption("times")),
-    }
+    falls["said"] = np.where(falls.clear, "clear", np.where(falls.holm, "rises", "not clear"))
+    slopes["said"] = np.where(slopes.holm.astype(bool), "clear", "not clear")
+    golds = found["golds"].assign(name=found["golds"].gold.str.upper())
+    liked = found["texts"].assign(name=found["texts"].best_by.map({"proxy": "proxy", "gold_a": "gold A"}))
+    times = found["times"].groupby("part", sort=False).seconds.agg(cells="count", hours=lambda s: s.sum() / 3600)
+    parts = {"falls": (named(falls), FALL), "slopes": (named(slopes), SLOPE), "golds": (golds, GOLD)}
+    parts |= {"texts": (liked, TEXT), "times": (times.reset_index(), TIME)}
+    rows = {name: [texts_of(row, forms) for row in frame.itertuples()] for name, (frame, forms) in parts.items()}
+    rows |= {"information": information_rows(falls), "training": [run_row(row) for row in runs]}
+    tables = {name: Table.of(each, caption(name)) for name, each in rows.items()}
+    tables["predictions"] = Table(("predicted before the runs",), [(line,) for line in sentences(PREDICTIONS)])
     figures = {
         f"best_of_n_{source}": Drawn(draw_curves(found["curves"], source), caption("curves", source=WORDS[source]))
         for source in ("own", "recorded")
@@ -130,31 +142,21 @@ def ends(row: Any, name: str = "", unit: str = "") -> str:
     return interval_text(Interval(*values, 0), unit)
 
 
-def who(row: Any) -> dict[str, str]:
-    """The first columns of a table of curves."""
-    first = {"labels of": f"gold {row.gold.upper()}", "pairs": WORDS[row.source], "proxy": WORDS[row.kind]}
-    return {**first, "N": f"{row.labels:,}", "n to": f"{row.samples:,}"}
-
-
-def fall_row(row: Any) -> dict[str, str]:
-    """A curve: what it gains, and whether it falls."""
+def texts_of(row: Any, formats: Mapping[str, str]) -> dict[str, str]:
+    """The cells of a row: heading -> a format string of its fields, "interval:NAME" for a mean with its interval."""
+    fields = row._asdict()
     return {
-        **who(row),
-        "flips, %": f"{100 * row.flip:g}",
-        "right, %": number(row.accuracy, "%"),
-        "gained at the peak": ends(row, "peak"),
-        "peak at n": str(row.n_peak),
-        "gained at the end": ends(row, "end"),
-        "fall": ends(row, "drop"),
-        "by Holm": "clear" if row.clear else "rises" if row.holm else "not clear",
-        "fall that would be seen": number(POWER * row.drop_error),
-        "repeats, instructions": f"{row.repeats}, {row.instructions}",
+        heading: ends(row, form[9:]) if form.startswith("interval:") else form.format_map(fields)
+        for heading, form in formats.items()
     }
 
 
-def slope_row(row: Any) -> dict[str, str]:
-    """What ten points more of flips do to the fall."""
-    return {**who(row), "fall, per 10 points of flips": ends(row), "by Holm": "clear" if row.holm else "not clear"}
+def named(frame: pd.DataFrame) -> pd.DataFrame:
+    """With words for the columns that say whose labels, pairs and proxy a row is of."""
+    known = {"gold": {"a": "gold A", "b": "gold B"}, "source": WORDS, "kind": WORDS}
+    words = {name: frame[name].map(names) for name, names in known.items()}
+    extra = {"flips": 100 * frame.flip, "seen": POWER * frame.drop_error} if "flip" in frame else {}
+    return frame.assign(**words, **extra)
 
 
 def information_rows(falls: pd.DataFrame) -> list[dict[str, str]]:
@@ -163,13 +165,12 @@ def information_rows(falls: pd.DataFrame) -> list[dict[str, str]]:
         return []
     chosen = falls[(falls.samples == falls.samples.min()) & (falls.kind != "lora")].copy()
     chosen["effective"] = chosen.labels * (1 - 2 * chosen.flip) ** 2
-    rows = []
-    for row in chosen.sort_values([*WHO[:3], "effective"]).itertuples():
-        mark = PILOT.get(row.labels, ()) if (row.source, row.kind, row.gold) == ("own", "linear", "a") else ()
-        pilot = dict(zip(PILOT_FLIPS, mark, strict=False)).get(row.flip)
-        first = {**who(row), "flips, %": f"{100 * row.flip:g}", INFORMATION: f"{row.effective:,.0f}"}
-        rows.append({**first, "gained": ends(row, "end"), "pilot, n = 32": "" if pilot is None else number(pilot)})
-    return rows
+    ours = (chosen.source == "own") & (chosen.kind == "linear") & (chosen.gold == "a")
+    pilot = [PILOT.get((row.labels, row.flip)) for row in chosen.itertuples()]
+    chosen["pilot"] = [number(x) if x is not None and own else "" for x, own in zip(pilot, ours, strict=True)]
+    formats = {**CURVE, "flips, %": "{flips:g}", INFORMATION: "{effective:,.0f}", "gained": "interval:end"}
+    ranked = named(chosen.sort_values([*WHO[:3], "effective"]))
+    return [texts_of(row, {**formats, "pilot, n = 32": "{pilot}"}) for row in ranked.itertuples()]
 
 
 def information(falls: pd.DataFrame) -> dict[str, float]:
@@ -219,38 +220,6 @@ def run_row(row: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
-def gold_row(row: Any) -> dict[str, str]:
-    """A gold, and how the policy's samples spread by it."""
-    return {
-        "gold": row.gold.upper(),
-        "verdicts": f"{row.verdicts:,}",
-        "right about held-out verdicts, %": number(row.accuracy, "%"),
-        "mean of samples": number(row.mean),
-        "SD within an instruction": number(row.sd_within),
-        "SD between": number(row.sd_between),
-        "correlation with length, within": number(row.length_within),
-    }
-
-
-def text_row(row: Any) -> dict[str, str]:
-    """An answer with its scores and their ranks among the instruction's samples."""
-    scores = {
-        name: f"{number(getattr(row, key))} ({getattr(row, f'{key}_rank')})"
-        for name, key in (("proxy (rank)", "proxy"), ("gold A (rank)", "gold_a"), ("gold B (rank)", "gold_b"))
-    }
-    best = {"proxy": "proxy", "gold_a": "gold A"}[row.best_by]
-    return {"instruction": str(row.instruction), "best by": best, **scores, "of": str(row.samples), "answer": row.text}
-
-
-def time_rows(times: pd.DataFrame) -> list[dict[str, str]]:
-    """Hours of each part, on one core."""
-    sums = times.groupby("part", sort=False).seconds.agg(["sum", "count"])
-    return [
-        {"part": str(part), "cells": str(row["count"]), "hours of one core": f"{row['sum'] / 3600:.2f}"}
-        for part, row in sums.iterrows()
-    ]
-
-
 def shown(curves: pd.DataFrame, source: str) -> pd.DataFrame:
     """The curves that are drawn: linear, gold A, of `SHOWN_LABELS` labels or the most there are."""
     chosen = curves[(curves.source == source) & (curves.kind == "linear") & (curves.gold == "a")]
@@ -284,17 +253,12 @@ def draw_line(axis: Axes, x: Iterable[float], line: pd.DataFrame, label: str, pl
 
 def draw_runs(runs: pd.DataFrame) -> Drawing:
     """Both golds and the proxy against sqrt(KL) along training, a line a method and share of flips."""
-    measures = {"proxy": "proxy, SD within an instruction", "gold_a": "gold A gained", "gold_b": "gold B gained"}
-    figure = Drawing(figsize=(13.8, 4.2), dpi=150, layout="constrained")
-    for axis, (measure, label) in zip(figure.subplots(1, 3), measures.items(), strict=True):
-        for place, ((method, flip), group) in enumerate(runs.groupby(["method", "flip"], sort=False)):
-            for _, line in group.groupby("seed"):
-                axis.plot(np.sqrt(line.kl.clip(lower=0)), line[measure], color=COLORS[place], linewidth=0.7, alpha=0.5)
-            mean = group.groupby("step")[["kl", measure]].mean()
-            name = f"{str(method).upper()}, {100 * flip:g} % flips"
-            x = np.sqrt(mean.kl.clip(lower=0))
-            axis.plot(x, mean[measure], color=COLORS[place], marker=MARKERS[place], markersize=4, label=name)
-        axis.set(xlabel="√KL, √nats", ylabel=label)
-        grid(axis)
-    figure.axes[0].legend(fontsize=8, frameon=False)
-    return titled(figure, "Training by LoRA against a proxy, and on its labels")
+    panels = []
+    for measure, label in (("proxy", "proxy, SD within"), ("gold_a", "gold A gained"), ("gold_b", "gold B gained")):
+        curves = []
+        for (method, flip), group in runs.groupby(["method", "flip"], sort=False):
+            kl, values = (group.pivot(index="seed", columns="step", values=name) for name in ("kl", measure))
+            x = np.sqrt(kl.mean().clip(lower=0).to_numpy())
+            curves.append(Curve(f"{str(method).upper()}, {100 * flip:g} % flips", x, values.to_numpy()))
+        panels.append(Panel("√KL, √nats (mean over seeds)", label, curves))
+    return draw(panels, "Training by LoRA against a proxy, and on its labels")

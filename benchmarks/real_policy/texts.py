@@ -31,7 +31,7 @@ def text_cell(plan: Plan, key: str, on_progress: ProgressFn) -> list[Row]:
             best = int(np.nanargmax(values[who]))
             scores = {name: float(each[best]) for name, each in values.items()}
             ranks = {f"{name}_rank": int((each > each[best]).sum()) + 1 for name, each in values.items()}
-            number = world.judged.instructions.index(str(world.at(place)))
+            number = world.answered[place]
             row = {"instruction": number, "samples": len(texts), "best_by": who, "text": texts[best]}
             rows.append({"table": "texts", **row, **scores, **ranks})
     return rows

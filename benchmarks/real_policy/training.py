@@ -28,7 +28,7 @@ from ..harness.stored import file_name
 from ..harness.study import Row
 from ..methods.job import lora_settings
 from ..surrogates.models import Score, flipped
-from .curves import Half, draw_pairs, learn, make_half, ns_of, tier_rows
+from .curves import TESTED, Half, draw_pairs, learn, make_half, ns_of, tier_rows
 from .golds import GOLDS, gold_of, read_scores
 from .plan import Array, Plan, world_of
 
@@ -114,14 +114,11 @@ class PolicyRun(Experiment):
         world, plan = world_of(self.plan), self.plan
         judged = [world.answered[place] for place in range(plan.tiers[0][1]) if place % 2 == JUDGED_HALF]
         numbers = {"unlabeled": world.others, "eval": judged}
-        rows = {
-            split: [
-                {"instruction": each.instruction, "input": each.input}
-                for each in map(world.instructions.__getitem__, some)
-            ]
-            for split, some in numbers.items()
-        }
-        return RowDataset("real policy", {split: (split, each) for split, each in rows.items()}, allow_overlap=True)
+        rows: dict[str, Any] = {split: (split, []) for split in numbers}
+        for split, some in numbers.items():
+            asked = [world.instructions[number] for number in some]
+            rows[split][1].extend({"instruction": each.instruction, "input": each.input} for each in asked)
+        return RowDataset("real policy", rows, allow_overlap=True)
 
     @property
     def value_start(self) -> None:
@@ -150,18 +147,9 @@ class PolicyRun(Experiment):
 
 def runs_of(plan: Plan, agent: str, seeds: int) -> list[PolicyRun]:
     """A run for clean and noisy labels and each seed."""
+    same: dict[str, Any] = {"preset": "small_cpu", "dataset": plan.data or "", "sft": plan.policy, "lora": LORA}
     return [
-        PolicyRun(
-            agent=agent,
-            plan=plan,
-            flip=flip,
-            seed=seed,
-            out=plan.out,
-            preset="small_cpu",
-            dataset=plan.data or "",
-            sft=plan.policy,
-            lora=LORA,
-        )
+        PolicyRun(agent=agent, plan=plan, flip=flip, seed=seed, out=plan.out, **same)
         for seed in range(seeds)
         for flip in plan.sizes.flips[1::-1]
     ]
@@ -192,17 +180,14 @@ def lora_cell(plan: Plan, key: str, flip: float, on_progress: ProgressFn) -> lis
 
     quiet()
     on_progress(ProgressUpdate(key, 0))
-    folder, target, half = (
-        plan.out / "runs" / file_name(key),
-        plan.out / "reward_models" / file_name(key),
-        own_half(plan),
-    )
+    target, half = plan.out / "reward_models" / file_name(key), own_half(plan)
     options: dict[str, Any] = {"batch_size": 16, "learning_rate": RATE, "save_every": 10, "keep_checkpoints": 1}
     config = agents.RewardModelingConfig(**options, precision=plan.precision)
     if not (target / "tokenizer_config.json").is_file():
         adapters = LoraConfig(**lora_settings(LORA), task_type="SEQ_CLS")
         pairs = labelled(plan, flip, 0)
-        agent = agents.RewardModeling(plan.policy, pairs, config=config, seed=0, out=folder, lora=adapters)
+        given: dict[str, Any] = {"config": config, "out": plan.out / "runs" / file_name(key), "lora": adapters}
+        agent = agents.RewardModeling(plan.policy, pairs, seed=0, **given)
         for metrics in agent.updates():
             on_progress(ProgressUpdate(key, 20 * metrics["step"] / agent.num_steps))
         agent.save(target)
@@ -216,7 +201,7 @@ def lora_cell(plan: Plan, key: str, flip: float, on_progress: ProgressFn) -> lis
         on_progress(ProgressUpdate(key, 20 + 20 * done / len(places)))
     golds, proxies = read_scores(plan, "a")[places, :samples], np.stack(scores)
     tables = [agents.best_of_k(proxies, each, ns_of(samples)).T[None, None] for each in (golds, proxies)]
-    pairs = draw_pairs(golds, 2000, "tested")
+    pairs = draw_pairs(golds, TESTED, "tested")
     gap = proxies[pairs.rows, pairs.first] - proxies[pairs.rows, pairs.second]
     right = np.mean(0.5 + 0.5 * np.sign(gap) * np.sign(pairs.labels - 0.5))
     who = {"gold": "a", "source": "own", "kind": "lora", "labels": plan.sizes.trained, "samples": samples}

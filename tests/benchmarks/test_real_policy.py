@@ -31,8 +31,8 @@ TINY = Sizes(
     steps=(0, 1),
     rollouts=4,
 )
-NUM, MODELS = 24, 6
-WORDS = ["apple", "river", "stone", "cloud", "green", "seven", "quickly", "sing"]
+NUM, MODELS = 40, 6
+CHARACTERS = [chr(code) for code in range(33, 127)] + [" "] * 30
 
 
 def rows_of(number, generator, text):
@@ -41,19 +41,23 @@ def rows_of(number, generator, text):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A folder whose judge prefers the longer text."""
+    """A folder of noise whose judge prefers the text with more letters, and is sometimes wrong."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "outputs").mkdir()
 
     def text(*key):
         rng = keyed_rng(0, *key)
-        return " ".join(rng.choice(WORDS, size=int(rng.integers(2, 12)))) + "."
+        return "".join(rng.choice(CHARACTERS, size=int(rng.integers(1, 9)))) + "a"
+
+    def verdict(text, reference, *key):
+        gap = sum(map(str.isalpha, text)) - sum(map(str.isalpha, reference))
+        return float(gap + keyed_rng(1, *key).normal(0, 1.5) > 0)
 
     references = [text("reference", number) for number in range(NUM)]
     outputs = {f"model-{m}": [text("model", m, number) for number in range(NUM)] for m in range(MODELS)}
     asked = [{"index": n, "instruction": f"Say {n}.", "input": "", "dataset": "made up"} for n in range(NUM)]
     verdicts = [
-        {"index": n, "generator": name, "preference": float(len(texts[n]) > len(references[n]))}
+        {"index": n, "generator": name, "preference": verdict(texts[n], references[n], name, n)}
         for name, texts in outputs.items()
         for n in range(NUM)
     ]
@@ -61,7 +65,7 @@ def recorded(tmp_path_factory):
     files = {
         "eval_instructions": asked,
         "davinci003": [rows_of(n, "davinci003", each) for n, each in enumerate(references)],
-        "preferences_length": verdicts,
+        "preferences_letters": verdicts,
         "recorded": {"reference_sha256": digest},
         **{f"outputs/outputs_{m}": [rows_of(n, m, each) for n, each in enumerate(x)] for m, x in outputs.items()},
     }
