@@ -7,22 +7,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from alpacafarm_env import sandbox
 from alpacafarm_env.benchmarks.harness.page import read_table
 from alpacafarm_env.benchmarks.real_policy import curves, sampling
 from alpacafarm_env.benchmarks.real_policy.__main__ import RealPolicyOptions, run
 from alpacafarm_env.benchmarks.real_policy.page import TABLES, page
 from alpacafarm_env.benchmarks.real_policy.plan import Plan, Sizes, world_of
 from alpacafarm_env.data.recorded import reference_digest
-from alpacafarm_env.errors import DataError
-from alpacafarm_env.instructions import Instruction
+from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.seeding import keyed_rng
 
 TINY = Sizes(
     tiers=((8, 6), (16, 4)),
     block=4,
-    tokens=6,
+    tokens=12,
     blocks_a_cell=5,
-    recorded_tokens=8,
+    recorded_tokens=16,
     components=4,
     labels=(10, 20),
     flips=(0.0, 0.25, 0.45),
@@ -32,42 +32,47 @@ TINY = Sizes(
     rollouts=4,
 )
 NUM, MODELS = 40, 6
-CHARACTERS = [chr(code) for code in range(33, 127)] + [" "] * 30
 
 
-def rows_of(number, generator, text):
-    return {"index": number, "instruction": f"Say {number}.", "input": "", "output": text, "generator": generator}
+ASKED = sandbox.SANDBOX.instructions("eval")[:NUM]
+WORDS = sorted({word for text in sandbox.SANDBOX.references("eval")[:NUM] for word in text.split()})
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A folder of noise whose judge prefers the text with more letters, and is sometimes wrong."""
+    """A folder of noise whose judge prefers the text with more words, and is sometimes wrong."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "outputs").mkdir()
 
     def text(*key):
         rng = keyed_rng(0, *key)
-        return "".join(rng.choice(CHARACTERS, size=int(rng.integers(1, 9)))) + "a"
+        return " ".join(rng.choice(WORDS, size=int(rng.integers(1, 14))))
 
     def verdict(text, reference, *key):
-        gap = sum(map(str.isalpha, text)) - sum(map(str.isalpha, reference))
-        return float(gap + keyed_rng(1, *key).normal(0, 1.5) > 0)
+        return float(len(text.split()) - len(reference.split()) + keyed_rng(1, *key).normal(0, 2) > 0)
+
+    def rows(generator, texts):
+        return [
+            {"index": n, "instruction": each.instruction, "input": each.input, "output": text, "generator": generator}
+            for n, (each, text) in enumerate(zip(ASKED, texts, strict=True))
+        ]
 
     references = [text("reference", number) for number in range(NUM)]
     outputs = {f"model-{m}": [text("model", m, number) for number in range(NUM)] for m in range(MODELS)}
-    asked = [{"index": n, "instruction": f"Say {n}.", "input": "", "dataset": "made up"} for n in range(NUM)]
     verdicts = [
         {"index": n, "generator": name, "preference": verdict(texts[n], references[n], name, n)}
         for name, texts in outputs.items()
         for n in range(NUM)
     ]
-    digest = reference_digest([Instruction(row["instruction"]) for row in asked], references)
     files = {
-        "eval_instructions": asked,
-        "davinci003": [rows_of(n, "davinci003", each) for n, each in enumerate(references)],
-        "preferences_letters": verdicts,
-        "recorded": {"reference_sha256": digest},
-        **{f"outputs/outputs_{m}": [rows_of(n, m, each) for n, each in enumerate(x)] for m, x in outputs.items()},
+        "eval_instructions": [
+            {"index": n, "instruction": each.instruction, "input": each.input, "dataset": "made up"}
+            for n, each in enumerate(ASKED)
+        ],
+        "davinci003": rows("davinci003", references),
+        "preferences_words": verdicts,
+        "recorded": {"reference_sha256": reference_digest(ASKED, references)},
+        **{f"outputs/outputs_{name}": rows(name, texts) for name, texts in outputs.items()},
     }
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
@@ -75,15 +80,15 @@ def recorded(tmp_path_factory):
 
 
 @pytest.fixture
-def options(own_models, recorded, tmp_path):
-    given = {"policy": str(own_models[0]), "data": str(recorded), "sizes": TINY, "seeds": 1, "processes": 1}
+def options(recorded, tmp_path):
+    given = {"policy": str(sandbox.POLICY), "data": str(recorded), "sizes": TINY, "seeds": 1, "processes": 1}
     return RealPolicyOptions(out=tmp_path / "study", **given)
 
 
 @pytest.fixture(scope="module")
-def finished(own_models, recorded, tmp_path_factory):
+def finished(recorded, tmp_path_factory):
     out = tmp_path_factory.mktemp("finished")
-    given = {"policy": str(own_models[0]), "data": str(recorded), "sizes": TINY, "seeds": 1, "processes": 1}
+    given = {"policy": str(sandbox.POLICY), "data": str(recorded), "sizes": TINY, "seeds": 1, "processes": 1}
     return RealPolicyOptions(out=out, **given), run(RealPolicyOptions(out=out, **given))
 
 
@@ -105,7 +110,8 @@ def test_every_part_is_done_and_shown(finished):
 def test_no_instruction_reaches_a_stored_table(finished):
     options, _ = finished
     for name in ("table", "falls", "texts", "runs"):
-        assert "Say " not in (options.out / f"{name}.csv").read_text(encoding="utf-8")
+        table = (options.out / f"{name}.csv").read_text(encoding="utf-8")
+        assert not [each for each in ASKED if str(each) in table]
 
 
 def test_a_finished_study_runs_no_cell_again(finished, monkeypatch):
@@ -170,9 +176,9 @@ def test_states_are_means_over_response_tokens(options):
     import torch
 
     plan, world = options.plan, world_of(options.plan)
-    texts = ["ab", "a longer text"]
-    found = sampling.pooled_states(plan, world.instructions[:2], texts, 6)
-    policy = sampling.load_policy(plan.policy, 6)
+    texts = ["A rose.", "A rose looks red and thorny."]
+    found = sampling.pooled_states(plan, world.instructions[:2], texts, 12)
+    policy = sampling.load_policy(plan.policy, 12)
     for row, text in enumerate(texts):
         rollouts = policy.as_rollouts(world.instructions[row : row + 1], [text])
         ids = torch.cat([rollouts.prompt_tokens, rollouts.tokens])[None]
@@ -200,8 +206,6 @@ def test_pairs_are_of_two_texts_that_gold_decides():
 
 
 def test_a_folder_of_another_policy_is_refused(finished, own_models):
-    from alpacafarm_env.errors import CheckpointError
-
     options, _ = finished
     with pytest.raises(CheckpointError):
         run(replace(options, policy=str(own_models[1])))
