@@ -99,8 +99,9 @@ class Provenance:
         """Who gives which number."""
         own = f" Win rate by the judge: {self.judge}, against {self.reference}." if self.judge else ""
         if not self.sandbox:
+            reward = "true reward" if "gold" in self.level else "gold reward"
             return (
-                f"Proxy: reward model {self.reward_model}.{own} This level has no gold reward, no simulated judge and "
+                f"Proxy: reward model {self.reward_model}.{own} This level has no {reward}, no simulated judge and "
                 "no human raters: those columns are empty."
             )
         return (

@@ -29,7 +29,7 @@ class LearnedGold(DetailedJudge):
     """P(b preferred to a), in [0, 1], by trees fitted on the verdicts of every instruction outside split preference.
 
     They are another kind of model than a reward model of split preference, on other features, instructions and
-    verdicts. Fitting takes a quarter of a minute for 20,000 verdicts, and draws nothing.
+    verdicts. Fitting takes half a minute for 20,000 verdicts, and draws nothing.
 
     Attributes:
         accuracy: Share of the verdicts that it tells right on instructions that were left out.
@@ -46,7 +46,7 @@ class LearnedGold(DetailedJudge):
         rows = [
             (text, response, credit)
             for (text, response), credit in recorded.recorded_verdicts().items()
-            if credit in (0, 1) and text not in proxys
+            if credit == credit and credit != 0.5 and text not in proxys
         ]
         references = dict(zip(map(str, recorded.instructions("eval")), recorded.references("eval"), strict=True))
         instructions, responses, credits = zip(*rows, strict=True)
@@ -54,7 +54,7 @@ class LearnedGold(DetailedJudge):
         texts = list(dict.fromkeys([*responses, *against]))
         self._words = WordComponents(texts, min(COMPONENTS, len(texts) - 1))
         differences = self._features(instructions, responses) - self._features(instructions, against)
-        labels = np.array(credits, dtype=np.float64)
+        labels = (np.array(credits) > 0.5).astype(np.float64)
         every = list(dict.fromkeys(instructions))
         number = max(1, round(TESTED * len(every)))
         chosen = keyed_rng(0, "instructions that test gold").permutation(len(every))[:number]
@@ -65,7 +65,7 @@ class LearnedGold(DetailedJudge):
         common = max(labels[tests].mean(), 1 - labels[tests].mean())
         self.name = (
             f"learned gold, trees on {len(rows):,} recorded verdicts of {recorded.judge} (right on {self.accuracy:.1%} "
-            f"of {self.num_tested:,} on instructions left out, of which {common:.1%} are alike)"
+            f"of {self.num_tested:,} on instructions left out, where one answer to all is right on {common:.1%})"
         )
 
     def judge(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> Verdicts:
