@@ -26,9 +26,9 @@ BUDGETS = {
     "alpacafarm_env": 9_018,
     "agents": 4_335,
     "wrappers": 110,
-    "benchmarks": 6_327,
+    "benchmarks": 6_802,
     "examples": 400,
-    "tests": 18_262,
+    "tests": 18_398,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

@@ -36,7 +36,7 @@ Row = dict[str, Any]
 """One row of a table: column name -> str, int, float (NaN allowed), bool or None (an empty cell)."""
 
 PACKAGE = "alpacafarm-env"
-PACKAGES = ("gymnasium", "numpy", "scipy", "matplotlib", "torch", "transformers", "accelerate", "peft")
+PACKAGES = ("gymnasium", "numpy", "scipy", "scikit-learn", "matplotlib", "torch", "transformers", "accelerate", "peft")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ names: those of training alone, where a reward model is to be tested on others.
 import re
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from types import ModuleType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,14 @@ def scikit_learn() -> ModuleType:
         text = f'this needs scikit-learn ({error}). Install it: pip install "alpacafarm-env[recorded]"'
         raise DataError(text) from error
     return sklearn
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Within it scikit-learn and numpy take one thread: several cells run at a time, and sums keep their order."""
+    scikit_learn()
+    from threadpoolctl import threadpool_limits
+
+    return cast(AbstractContextManager[object], threadpool_limits(1))
 
 
 def _repeats(words: list[str], n: int) -> float:

@@ -1,0 +1,133 @@
+"""What the cells' curves say: drop, peak and end by setting, the claims and their family."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from ..harness.estimates import Estimate, rejected
+from ..harness.study import Row
+from ..surrogates.curves import TwoWay, drop_and_peak, slope
+from ..surrogates.features import Array
+from .runs import Setting, unpack
+
+UP_TO: Final = 0.35
+"""Flips over which the slope is taken: beyond, hardly anything is left to learn from."""
+HALF_AWAY: Final = 0.25
+"""Flips by which a label is worth a quarter: (1 - 2e)^2."""
+ORDER: Final = ("kind", "labels", "flip", "seed")
+Key = tuple[str, str, int, float]
+"""Judge, kind, labels, flips."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One setting's curves: gold [R, I, n] in points of win rate, proxy [R, n] in its spread, KL [n] in nats."""
+
+    n: list[int]
+    gold: Array
+    proxy: Array
+    kl: Array
+    accuracy: Array
+
+    @cached_property
+    def measures(self) -> dict[str, Array]:
+        """[R, I] each: how far gold falls from its peak, its gain there, and at the end."""
+        drop, peak = drop_and_peak(self.gold)
+        return {"drop": drop, "peak": peak, "end": self.gold[..., -1] - self.gold[..., 0]}
+
+
+def tables_of(rows: Sequence[Row]) -> dict[Key, Curve]:
+    """The curves of cells' rows; instructions that a judge has not judged at all are left out of its curves."""
+    groups: dict[Key, list[Row]] = {}
+    for row in sorted(
+        rows, key=lambda row: (row["judge"] != "own", row["kind"], row["labels"], row["flip"], row["seed"])
+    ):
+        groups.setdefault((row["judge"], row["kind"], row["labels"], row["flip"]), []).append(row)
+    curves = {}
+    for key, own in groups.items():
+        n, gold = own[0]["n"], 100 * np.stack([unpack(row["gold"], len(row["n"])) for row in own])
+        proxy, kl = (np.array([row[name] for row in own]) for name in ("proxy", "kl"))
+        known = ~np.isnan(gold).any(axis=(0, 2))
+        accuracy = 100 * np.array([row["accuracy"] for row in own])
+        curves[key] = Curve(n, gold[:, known], proxy, kl.mean(axis=0), accuracy)
+    return curves
+
+
+def setting_rows(curves: Mapping[Key, Curve]) -> list[Row]:
+    """A row a setting: each measure with its interval, in points of win rate."""
+    rows = []
+    for key, curve in curves.items():
+        row = _named(key) | {"effective": Setting(*key[2:]).effective, "accuracy": float(curve.accuracy.mean())}
+        place = int(curve.gold.mean(axis=(0, 1)).argmax())
+        row |= {"repeats": len(curve.gold), "instructions": curve.gold.shape[1], "most": curve.n[-1]}
+        row |= {
+            "uniform": float(curve.gold[..., 0].mean()),
+            "peak_n": curve.n[place],
+            "peak_kl": float(curve.kl[place]),
+        }
+        for name, table in curve.measures.items():
+            row |= _cells(name, TwoWay.of(table))
+        rows.append(row)
+    return rows
+
+
+def curve_rows(curves: Mapping[Key, Curve]) -> list[Row]:
+    """A row a setting and n: the gain over one candidate, of gold with its interval and of the proxy, and KL."""
+    rows = []
+    for key, curve in curves.items():
+        for place, n in enumerate(curve.n):
+            gain = TwoWay.of(curve.gold[..., place] - curve.gold[..., 0])
+            row = _named(key) | {"n": n, "kl": float(curve.kl[place]), "proxy": float(curve.proxy[:, place].mean())}
+            rows.append(row | _cells("gold", gain))
+    return rows
+
+
+def claims(curves: Mapping[Key, Curve]) -> list[Row]:
+    """The page's family of claims, corrected together by Holm's procedure.
+
+    slope: of the drop by flips up to `UP_TO`, points for ten points of flips, and its interval by repeats alone.
+    matched: 4 k labels with 25 % flips less k clean ones, whose N(1 - 2e)^2 is equal, in drop and in peak.
+    doubled: what drop and peak change by a doubling of N(1 - 2e)^2, over all settings of a kind; their `labels` are 0.
+    """
+    measures = {key: curve.measures for key, curve in curves.items()}
+    flips = [flip for flip in sorted({key[3] for key in curves}) if flip <= UP_TO]
+    rows = []
+
+    def claim(what: str, key: tuple[str, str, int], table: Array) -> None:
+        alone = Estimate.of(table.mean(axis=1))
+        row = dict(zip(("judge", "kind", "labels"), key, strict=True)) | {"claim": what} | _cells("", TwoWay.of(table))
+        rows.append(row | {"repeats_low": alone.low, "repeats_high": alone.high})
+
+    for judge, kind, labels in dict.fromkeys(key[:3] for key in curves):
+        drops = np.stack([measures[judge, kind, labels, flip]["drop"] for flip in flips])
+        claim("slope of the drop", (judge, kind, labels), slope(drops, flips) / 10)
+        many, few = (judge, kind, 4 * labels, HALF_AWAY), (judge, kind, labels, 0.0)
+        if judge == "own" and many in curves and few in curves:
+            for measure in ("drop", "peak"):
+                claim(f"matched {measure}", (judge, kind, labels), measures[many][measure] - measures[few][measure])
+    for kind in dict.fromkeys(key[1] for key in curves):
+        own = [key for key in curves if key[:2] == ("own", kind)]
+        doublings = [math.log2(Setting(*key[2:]).effective) for key in own]
+        for measure in ("drop", "peak"):
+            claim(
+                f"doubled {measure}",
+                ("own", kind, 0),
+                slope(np.stack([measures[key][measure] for key in own]), doublings),
+            )
+    holds = rejected([row["chance"] for row in rows])
+    return [row | {"holm": kept} for row, kept in zip(rows, holds, strict=True)]
+
+
+def _named(key: Key) -> dict[str, Any]:
+    return dict(zip(("judge", "kind", "labels", "flip"), key, strict=True))
+
+
+def _cells(name: str, value: TwoWay) -> dict[str, Any]:
+    """The columns of an estimate."""
+    start = f"{name}_" if name else ""
+    ends = {"low": value.low, "high": value.high, "error": value.standard_error, "chance": value.chance}
+    return {name or "mean": value.mean} | {f"{start}{end}": number for end, number in ends.items()}

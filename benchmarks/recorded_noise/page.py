@@ -1,0 +1,240 @@
+"""The page: gold and proxy along KL, what is lost and gained against N(1 - 2e)^2, the claims and their family."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ...statistics import Interval
+from ..harness.estimates import Estimate
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.plots import COLORS, MARKERS, grid, titled
+from ..harness.report import Table, interval_text, number, sentences, signed
+from .analysis import HALF_AWAY
+from .runs import PREDICTORS
+
+MOST_PANELS: Final = 3
+"""Sizes whose curves are drawn: the smallest, one four times as large, one four times as large as that."""
+TITLES: Final = {"linear": "linear reward models", "trees": "boosted trees"}
+INFORMATION: Final = "N(1 − 2e)²"
+MATCHED: Final = {"matched drop": "drop", "matched peak": "gain at the peak"}
+DOUBLED: Final = {"doubled drop": "drop", "doubled peak": "gain at the peak"}
+PRIMARY: Final = 1000
+"""Labels of the first finding."""
+
+
+def page(folder: Path) -> Page:
+    """The result that the study's files hold."""
+    names = ("table", "curves", "claims", "accuracy")
+    settings, curves, claims, accuracy = (read_table(folder / f"{name}.csv") for name in names)
+    facts, seeds = read_manifest(folder)["facts"], len(read_manifest(folder)["seeds"])
+    others = claims.judge.eq("other").any()
+    note = (
+        f"Level: recorded; judge {facts['judge']}, {facts['num_verdicts']} verdicts on {facts['num_models']} models "
+        f"and {facts['num_instructions']} instructions; {seeds} repeats; 95 % intervals over repeats and instructions."
+    )
+    slopes, matched = claims[claims.claim == "slope of the drop"], claims[claims.claim.isin(MATCHED)]
+    doubled = claims[claims.claim.isin(DOUBLED)]
+    tables = {f"drops_{kind}": drop_table(settings, "own", kind, "drop", note) for kind in TITLES}
+    tables |= {f"peaks_{kind}": drop_table(settings, "own", kind, "peak", note) for kind in TITLES}
+    tables["slopes"] = slope_table(slopes, len(claims))
+    tables["doubled"] = doubled_table(doubled, len(claims))
+    tables["matched"] = matched_table(matched, len(claims))
+    if others:
+        tables |= {f"second_{kind}": drop_table(settings, "other", kind, "drop", note) for kind in TITLES}
+    tables["accuracy"] = accuracy_table(accuracy, note)
+    figures = {kind: draw_curves(curves, kind, note) for kind in TITLES} | {
+        "information": draw_information(settings, note)
+    }
+    size = PRIMARY if (slopes.labels == PRIMARY).any() else int(slopes.labels.max())
+    first = {judge: by_kind(slopes[(slopes.judge == judge) & (slopes.labels == size)]) for judge in ("own", "other")}
+    values = {f"slope_{kind}": text(row) for kind, row in first["own"].items()} | {"information": INFORMATION}
+    found = sentences(
+        "recorded_noise/findings.txt.j2",
+        first=first,
+        size=size,
+        num_claims=len(claims),
+        doubled={(row.kind, DOUBLED[row.claim]): row for _, row in doubled.iterrows()},
+        information=INFORMATION,
+        away=f"{100 * HALF_AWAY:g}",
+        slopes=slopes[slopes.judge == "own"],
+        matched={measure: matched[matched.claim == claim] for claim, measure in MATCHED.items()},
+        text=text,
+        number=number,
+        TITLES=TITLES,
+    )
+    return Page(
+        "Noise in recorded verdicts",
+        tables,
+        found,
+        figures,
+        f"linear reward models on {size:,} verdicts: ten points of flips add {text(first['own']['linear'])} points to "
+        f"what the win rate loses after its peak, {seeds} repeats, {facts['num_instructions']} instructions",
+        values,
+        simulated=False,
+        printed=("drops_linear", "slopes", "accuracy"),
+    )
+
+
+def text(row: Mapping[str, Any] | pd.Series, name: str = "") -> str:
+    """An estimate with its interval."""
+    start = f"{name}_" if name else ""
+    ends = (math.nan, math.nan) if row[f"{start}error"] == 0 else (row[f"{start}low"], row[f"{start}high"])
+    return interval_text(Interval(row[name or "mean"], *ends, 0), "")
+
+
+def by_kind(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """Kind -> its row."""
+    return {str(row.kind): row for _, row in rows.iterrows()}
+
+
+def drop_table(settings: pd.DataFrame, judge: str, kind: str, measure: str, note: str) -> Table:
+    """A measure by labels and flips."""
+    rows = settings[(settings.judge == judge) & (settings.kind == kind)]
+    cells = {
+        f"{labels:,}": {f"{100 * row.flip:g} % flips": text(row, measure) for _, row in own.iterrows()}
+        for labels, own in rows.groupby("labels")
+    }
+    what = {"drop": "lost after the peak", "peak": "gained at the peak"}[measure]
+    who = "" if judge == "own" else f", by the second judge, on {rows.instructions.max()} instructions"
+    title = f"Points of win rate {what}: {TITLES[kind]}{who}"
+    caption = f"To n = {rows.most.max()}. The peak is chosen on other repeats and instructions. {note}"
+    if (rows.drop_error == 0).any():
+        caption = f"A drop of 0 without an interval: each curve is highest at its end. {caption}"
+    return Table.of([{"labels": name, **row} for name, row in cells.items()], caption, title)
+
+
+def slope_table(slopes: pd.DataFrame, size: int) -> Table:
+    """The slopes of the drop by flips."""
+    names = {"own": "the judge", "other": "second judge"}
+    rows = [
+        {"gold": names[row.judge], "reward models": TITLES[row.kind], "labels": f"{row.labels:,}"}
+        | claim_cells(row)
+        | {"by repeats alone": f"[{number(row.repeats_low)}, {number(row.repeats_high)}]"}
+        for _, row in slopes.iterrows()
+    ]
+    caption = (
+        f"Points of win rate that ten points of flips, up to 35 %, add to the drop. Holm: clear among {size} claims."
+    )
+    return Table.of(rows, caption, "What flips add to the drop")
+
+
+def matched_table(matched: pd.DataFrame, size: int) -> Table:
+    """Pairs of settings with equal N(1 - 2e)^2."""
+    rows = [
+        {
+            "reward models": TITLES[row.kind],
+            "noisy less clean": f"{4 * row.labels:,} with 25 % flips less {row.labels:,} clean",
+            "measure": MATCHED[row.claim],
+        }
+        | claim_cells(row)
+        for _, row in matched.iterrows()
+    ]
+    caption = (
+        f"Both have the same N(1 - 2e)². Points of win rate; paired by repeat and instruction. Holm: of {size} claims."
+    )
+    return Table.of(rows, caption, "Noise against scarcity")
+
+
+def doubled_table(doubled: pd.DataFrame, size: int) -> Table:
+    """Drop and peak by N(1 - 2e)^2, over all settings."""
+    rows = [
+        {"reward models": TITLES[row.kind], "measure": DOUBLED[row.claim]} | claim_cells(row)
+        for _, row in doubled.iterrows()
+    ]
+    caption = f"Points of win rate for each doubling of N(1 − 2e)², over all sizes and flips. Holm: of {size} claims."
+    return Table.of(rows, caption, "What a doubling of the information changes")
+
+
+def claim_cells(row: pd.Series) -> dict[str, str]:
+    """What a row of a claim shows."""
+    return {
+        "points": text(row),
+        "p": "–" if math.isnan(row.chance) else f"{row.chance:.2g}",
+        "Holm": "clear" if row.holm else "no",
+    }
+
+
+def accuracy_table(accuracy: pd.DataFrame, note: str) -> Table:
+    """How often verdicts are predicted, near the reference and on all models, with the errors over models."""
+    wide = accuracy.pivot(index="model", columns="predictor", values="accuracy") * 100
+    near = accuracy.groupby("model").near.first()
+    base, rows = "linear on length and list", []
+    for name in PREDICTORS:
+        row = {"who": name}
+        for title, part in (("near the reference", wide[near]), ("all models", wide)):
+            own, gap = Estimate.of(part[name]), Estimate.of(part[name] - part[base])
+            row[f"{title}, %"] = interval_text(own, "%")
+            row[f"over length and list, {title}"] = (
+                "–" if name == base else f"{signed(gap.mean, '%')} ± {number(gap.standard_error)}"
+            )
+        rows.append(row)
+    return Table.of(
+        rows,
+        f"Models and instructions held out, {int(near.sum())} of {len(near)} models near the reference (a win rate of "
+        f"25 to 75 %); means over models, 95 % intervals over models, ± a standard error. {note.split(';')[0]}.",
+        "How often verdicts are predicted",
+    )
+
+
+def draw_curves(curves: pd.DataFrame, kind: str, note: str) -> Drawn:
+    """Gold above proxy along KL, a panel for each of some sizes, a line for each share of flips."""
+    own = curves[(curves.judge == "own") & (curves.kind == kind)]
+    sizes = [size for size in sorted({*own.labels}) if np.log2(size / own.labels.min()) % 2 == 0][:MOST_PANELS]
+    figure = Figure(figsize=(1.4 + 3.6 * len(sizes), 6.8), dpi=150, layout="constrained")
+    axes = figure.subplots(2, len(sizes), squeeze=False, sharex=True, sharey="row")
+    for column, size in enumerate(sizes):
+        for place, (flip, rows) in enumerate(own[own.labels == size].groupby("flip")):
+            look: dict[str, Any] = {"color": COLORS[place], "marker": MARKERS[place], "markersize": 4, "linewidth": 1.8}
+            x = rows.kl.to_numpy()
+            axes[0, column].fill_between(x, rows.gold_low, rows.gold_high, color=COLORS[place], alpha=0.15, linewidth=0)
+            axes[0, column].plot(x, rows.gold, label=f"{100 * flip:g} % flips", **look)
+            axes[1, column].plot(x, rows.proxy, **look)
+        axes[0, column].set_title(f"{size:,} labels", fontsize=10)
+        axes[1, column].set_xlabel("KL from the uniform choice (nats)")
+    axes[0, 0].set_ylabel("gold: win rate gained (points)")
+    axes[1, 0].set_ylabel("proxy gained (its spread)")
+    axes[1, 0].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="lower right")
+    for axis in axes.flat:
+        grid(axis)
+    title = f"Best of n held-out responses by {TITLES[kind]}"
+    return Drawn(titled(figure, title, f"Bands: {note}"), f"{title}: gold above, proxy below. {note}")
+
+
+def draw_information(settings: pd.DataFrame, note: str) -> Drawn:
+    """Peak and drop of every setting against N(1 - 2e)^2."""
+    own = settings[settings.judge == "own"]
+    figure = Figure(figsize=(9.4, 7.0), dpi=150, layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True, sharey="row")
+    labels = {"peak": "gained at the peak (points)", "drop": "lost after the peak (points)"}
+    for column, kind in enumerate(TITLES):
+        for row, (measure, label) in enumerate(labels.items()):
+            axis = axes[row, column]
+            for place, (flip, rows) in enumerate(own[own.kind == kind].groupby("flip")):
+                _bars(axis, rows, measure)(COLORS[place], MARKERS[place], f"{100 * flip:g} % flips")
+            axis.set_xscale("log")
+            grid(axis)
+            if not column:
+                axis.set_ylabel(label)
+        axes[0, column].set_title(TITLES[kind], fontsize=10)
+        axes[1, column].set_xlabel("N(1 − 2e)²: as many clean labels")
+        axes[1, column].axhline(0, color="#888888", linestyle="--", linewidth=1)
+    axes[0, 0].legend(fontsize=8, frameon=False)
+    title = "What is gained and lost, against the information in the labels"
+    return Drawn(titled(figure, title, f"Bars: {note}"), f"Peak and drop against N(1 - 2e)². {note}")
+
+
+def _bars(axis: Axes, rows: pd.DataFrame, measure: str) -> Callable[[str, str, str], object]:
+    """Draws points with their intervals, in a look."""
+    errors = [rows[measure] - rows[f"{measure}_low"], rows[f"{measure}_high"] - rows[measure]]
+
+    def drawn(color: str, marker: str, label: str) -> object:
+        look: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "linewidth": 1, "elinewidth": 1}
+        return axis.errorbar(rows.effective, rows[measure], yerr=errors, label=label, **look)
+
+    return drawn
