@@ -160,31 +160,49 @@ def _spares_base(config: Any) -> bool:
 
 
 @contextmanager
-def adapters_merged(model: peft.PeftModel) -> Iterator[None]:
-    """Passes inside read copies of the weights that have adapters, with these added."""
-    layers: list[Any] = [layer for _, layer in lora_layers(model) if not layer.merged]
-    own = [dict(layer.get_base_layer().named_parameters(recurse=False)) for layer in layers]
+def sampling_weights(model: Any, *, merged: bool, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Passes inside read copies: of weights that have adapters with these added, if `merged`, and of all in `dtype`."""
+    layers: list[Any] = [layer for _, layer in lora_layers(model) if not layer.merged] if merged else []
+    owners = [layer.get_base_layer() for layer in layers]
+    if dtype is not None:
+        inner = {id(part) for layer in layers for part in layer.modules()} - {id(owner) for owner in owners}
+        owners = [module for module in model.modules() if id(module) not in inner]
+    own = [(owner, dict(owner.named_parameters(recurse=False))) for owner in owners]
+    adapted = {id(layer.get_base_layer()) for layer in layers}
+    copies: dict[int, nn.Parameter] = {}
+
+    def copied(parameter: nn.Parameter) -> nn.Parameter:
+        if id(parameter) not in copies:  # one of a table that is tied
+            value = parameter.detach()
+            value = value.to(dtype) if value.is_floating_point() else value
+            copies[id(parameter)] = nn.Parameter(value, requires_grad=False)
+        return copies[id(parameter)]
+
     try:
-        for layer, parameters in zip(layers, own, strict=True):
+        for owner, parameters in own:
             for name, parameter in parameters.items():  # a bias too, which an adapter may change
-                copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
-                setattr(layer.get_base_layer(), name, copied)
+                alone = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                setattr(owner, name, alone if id(owner) in adapted else copied(parameter))
+        for layer in layers:
             layer.merge()
+            if dtype is not None:
+                layer.get_base_layer().to(dtype)
         yield
     finally:
-        for layer, parameters in zip(layers, own, strict=True):
+        for owner, parameters in own:
             for name, parameter in parameters.items():
-                setattr(layer.get_base_layer(), name, parameter)
+                setattr(owner, name, parameter)
+        for layer in layers:
             layer.merged_adapters.clear()
 
 
 def merging_pays(model: Any) -> bool:
-    """Whether to sample with merged adapters: on a GPU, if copies of the weights take half of its free memory at most.
+    """Whether to sample with merged adapters: if copies of the weights take half of the free memory at most.
 
     Not if weights are quantized: they are no numbers that an adapter could be added to.
     """
     weights = [parameter for _, layer in lora_layers(model) for parameter in layer.get_base_layer().parameters()]
-    if not weights or weights[0].device.type != "cuda" or not all(each.is_floating_point() for each in weights):
+    if not weights or not all(each.is_floating_point() for each in weights):
         return False
     return sum(each.nbytes for each in weights) <= free_memory(weights[0].device) / 2
 

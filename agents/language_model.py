@@ -5,11 +5,12 @@ trunk with a frozen copy of its LoRA adapters). Dropout is always off, so that a
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import peft
 import torch
@@ -22,19 +23,21 @@ from ..chat_templates import load_template
 from ..errors import CheckpointError
 from ..folders import check_model
 from ..oracles.base import NoCopy
-from ..oracles.reward_model import RewardModel, num_positions
+from ..oracles.reward_model import RewardModel, num_positions, tokens_at_once
 from ..pretrained import load_adapter, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .adapters import (
-    adapters_merged,
     merge,
     merging_pays,
     reward_oracle,
+    sampling_weights,
+    trunk_of,
     turn_off_dropout,
     with_adapter,
     with_tokens,
 )
 from .memory import sampling_rows
+from .precision import Precision
 from .prompts import (
     adapter_files,
     check_eos,
@@ -53,8 +56,11 @@ from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_b
 from .sampling import draw_uniforms, sample
 from .saving import save_files
 from .served_sampler import ServedSampler
+from .states import pooled_states
 
 ROLES = ("policy", "reference")
+MERGED_FROM = 32
+"""Tokens of a response from which on merging adapters costs a CPU less than it saves."""
 
 
 class LanguageModel(NoCopy):
@@ -69,6 +75,10 @@ class LanguageModel(NoCopy):
         max_prompt_tokens: Longest prompt accepted. None: AlpacaFarm's 192, or what a response leaves of the positions.
         max_response_tokens: Longest response, sampled or trained on. None: the one it was saved with, else AlpacaFarm's
             300, or what the longest prompt leaves of the positions (64 for the sandbox's policy, which knows 256).
+
+    Attributes:
+        precision: What float32 weights sample and read `states` in. With "bfloat16" by a copy of them, much faster
+            where the processor can; a sample's log-probabilities then differ from `logprobs` by rounding.
 
     Raises:
         ValueError: The tokenizer does not fit, or the limits do not fit the model's positions.
@@ -92,6 +102,7 @@ class LanguageModel(NoCopy):
         self.reference: PreTrainedModel | None = None
         self._reference_adapter: dict[str, Tensor] | None = None
         self._sampler: ServedSampler | None = None
+        self.precision: Precision = "float32"
         num_embedded = cast(Tensor, self._base_model.get_input_embeddings().weight).shape[0]
         if len(tokenizer) > num_embedded:
             raise ValueError(
@@ -157,6 +168,11 @@ class LanguageModel(NoCopy):
     @sampler.setter
     def sampler(self, given: ServedSampler | Mapping[str, Any] | None) -> None:
         self._sampler = None if given is None else ServedSampler.of(given, self.model)
+
+    @property
+    def samples_exactly(self) -> bool:
+        """Whether log-probabilities of samples are those of `logprobs`: a server's, or bfloat16's, are not."""
+        return self._sampler is None and self.precision == "float32"
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -239,7 +255,7 @@ class LanguageModel(NoCopy):
         if self._sampler is not None:
             samples = self._sampler.sample(self, prompts, **options)
         else:
-            with adapters_merged(self.model) if self._samples_merged else nullcontext():
+            with self._sampling_weights(width):
                 rows = batch_size or sampling_rows(self._base_model, prompt=longest, response=width)
                 samples = sample(self._base_model, prompts, batch_size=rows, **options)
         lengths, finished = samples.lengths, samples.finished
@@ -258,6 +274,12 @@ class LanguageModel(NoCopy):
             logprobs=unpad(samples.logprobs, lengths),
             finished=finished,
         )
+
+    def _sampling_weights(self, passes: float) -> AbstractContextManager[None]:
+        """So many passes without gradient inside read copies of the weights where that pays."""
+        lower = self.precision == "bfloat16" and self.model.dtype == torch.float32
+        merged = self._samples_merged and (passes >= MERGED_FROM or self.device.type == "cuda")
+        return sampling_weights(self.model, merged=merged, dtype=torch.bfloat16 if lower else None)
 
     @cached_property
     def _samples_merged(self) -> bool:
@@ -296,6 +318,21 @@ class LanguageModel(NoCopy):
                 logits = cast(Tensor, self.model(input_ids=ids, use_cache=False).logits)
         logits = silence(logits.float(), control_tokens(self._base_model))
         return logits if temperature in (0, 1) else logits / temperature
+
+    def states(self, rollouts: Rollouts, *, pool: Literal["mean", "last"] = "mean") -> Tensor:
+        """The last layer's hidden states at the response tokens of B rows, averaged, or the last: [B, H] float32.
+
+        Without gradient, in `precision`, and prompts that several rows share are read once. NaN of an empty response.
+
+        Raises:
+            ValueError: A row is longer than the positions the model knows, or `pool` is unknown.
+        """
+        if pool not in ("mean", "last"):
+            raise ValueError(f"states: expected pool 'mean' or 'last', got {pool!r}")
+        self._check_positions(int(rollouts.total_lengths.max()) if len(rollouts) else 0)
+        options = {"fill_token_id": self.tokenizer.eos_token_id, "max_tokens": tokens_at_once(self.device)}
+        with self._sampling_weights(math.inf):
+            return pooled_states(trunk_of(self.model), rollouts.to(self.device), pool=pool, **options)
 
     def add_reference(self) -> None:
         """Keeps a frozen copy of the policy as it is now as the reference; with LoRA, of what trains only."""

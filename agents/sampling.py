@@ -1,22 +1,31 @@
 """Sampling: our own decode loop over any Hugging Face causal language model.
 
 Faster than a general `generate` at equal results: keys and values go into a buffer allocated once, tokens are drawn by
-inverse CDF, ended rows leave the batch, and equal prompts of a batch are read once.
+inverse CDF, ended rows leave the batch. Equal prompts of a batch are read once, what all begin with too (a chat
+template's system text), and those of like length together, so that hardly a pad is read. On a CPU the heads that share
+keys attend to them as one product of matrices.
 The uniforms are an argument, one for each row and step, so a row's sample does not depend on its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers import DynamicCache, PreTrainedModel
 
+from ..oracles.reward_model import tokens_at_once
 from ..pretrained import cache_keyword
+from .decoding import PreallocatedCache, grouped_attention
 from .prompts import silence
+from .rollouts import micro_batches, output_layer_at
+
+BLOCK = 512
+"""Tokens of a block: where there are many, the block is drawn before the token."""
+WORTH_SHARING = 8
+"""Tokens that all prompts begin with, from which on these are read once."""
 
 
 class Samples(NamedTuple):
@@ -102,23 +111,40 @@ def pick(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Te
     """Draws a token [B] int64 for each row of logits [B, V] by inverse CDF, and its log-probability [B] float32.
 
     `uniform` [B] is in [0, 1), or None for the likeliest token. The first token whose cumulative probability exceeds u
-    is taken. A float32 u is a multiple of 2^-24 below 1, so u times the row's total rounds to less than the total: a
-    token of probability 0 is never drawn, and the total need not be exactly 1.
+    is taken, so one of probability 0 never is.
     """
     logits = logits.float()
     if uniform is None:
         token = logits.argmax(dim=-1, keepdim=True)
-    else:
-        if temperature != 1:
-            logits = logits / temperature
-        # One uniform a row decides it, unlike a multinomial, which draws as many as it likes from a generator of the
-        # device: so a row's tokens are the same in any batch and on any device, but for rounding.
+        return token[:, 0], (logits.gather(-1, token) - logits.logsumexp(dim=-1, keepdim=True))[:, 0]
+    if temperature != 1:
+        logits = logits / temperature
+    # One uniform a row decides it, unlike a multinomial, which draws as many as it likes from a generator of the
+    # device: so a row's tokens are the same in any batch and on any device, but for rounding.
+    if logits.shape[-1] % BLOCK or logits.shape[-1] < 16 * BLOCK:
         cdf = logits.softmax(dim=-1).cumsum(dim=-1)
-        target = uniform[:, None] * cdf[:, -1:]
-        # The clamp is for GPUs, whose parallel cumsum may end a rounding error below its maximum.
-        token = torch.searchsorted(cdf, target, right=True).clamp_(max=logits.shape[-1] - 1)
-    logprob = logits.gather(-1, token) - logits.logsumexp(dim=-1, keepdim=True)
-    return token[:, 0], logprob[:, 0]
+        token = _first_above(cdf, uniform[:, None] * cdf[:, -1:])
+        logprob = logits.gather(-1, token) - logits.logsumexp(dim=-1, keepdim=True)
+        return token[:, 0], logprob[:, 0]
+    # Of a large vocabulary each pass over the table counts: sums of blocks first, then within the block drawn.
+    top = logits.amax(dim=-1, keepdim=True)
+    weights = (logits - top).exp_().unflatten(-1, (-1, BLOCK))
+    cdf = weights.sum(dim=-1).cumsum(dim=-1)
+    target = uniform[:, None] * cdf[:, -1:]
+    block = _first_above(cdf, target)
+    before = torch.where(block > 0, cdf.gather(-1, (block - 1).clamp_(min=0)), 0)
+    within = weights.take_along_dim(block[..., None], dim=1)[:, 0].cumsum(dim=-1)
+    token = block * BLOCK + _first_above(within, target - before)
+    return token[:, 0], (logits.gather(-1, token) - top - cdf[:, -1:].log())[:, 0]
+
+
+def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
+    """The first place [B, 1] of each row's cumulative weights [B, n] that exceeds the target [B, 1].
+
+    One that rounding has put at or beyond the row's total counts as just below it: the place has weight.
+    """
+    below = torch.nextafter(cdf.amax(dim=-1, keepdim=True), cdf.new_zeros(()))
+    return torch.searchsorted(cdf, torch.minimum(target, below), right=True)
 
 
 def _decode(
@@ -176,34 +202,60 @@ class _Batch:
         self.rows = torch.arange(len(prompts), device=device)
         self.alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
         self.token = torch.zeros(len(prompts), dtype=torch.int64, device=device)
-        # Left padded, so that all rows write their next token into the same slot. The padding is hidden by the mask:
-        # any id would do.
-        self._prompts = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in distinct], device=device)
+        self._prompts = distinct
         # Which distinct prompt each row continues.
         self._source = torch.tensor([number[prompt] for prompt in prompts], device=device)
         num_layers = int(model.config.get_text_config().num_hidden_layers)
-        self._cache = PreallocatedCache(num_layers, self._source, width + max_new_tokens)
-        self._pads = torch.tensor([[width - len(prompt)] for prompt in distinct], device=device)
+        self._cache = PreallocatedCache(num_layers, len(prompts), width, max_new_tokens)
+        lengths = torch.tensor([len(prompt) for prompt in distinct], device=device)[self._source]
+        self._positions = lengths[:, None] - 1
+        # All rows write their next token into the same slot: prompts end there, and shorter ones have pads before them.
         padded = any(len(prompt) < width for prompt in distinct)
-        self._mask = _pad_mask(self._pads, width + max_new_tokens, model.dtype) if padded else None
+        pads = width - lengths[:, None]
+        self._mask = _pad_mask(pads, width + max_new_tokens, model.dtype) if padded else None
 
     def read_prompts(self) -> Tensor:
         """Fills the cache; [rows, V] logits of the first token."""
-        width = self._prompts.shape[1]
-        positions = (torch.arange(width, device=self._pads.device) - self._pads).clamp_(min=0)
-        mask = None
-        if self._mask is not None:
-            future = torch.ones(width, width, dtype=torch.bool, device=positions.device).triu(1)
-            mask = self._mask[..., :width].masked_fill(future, torch.finfo(self._mask.dtype).min)
-            self._mask = self._mask[self._source]
-        self._positions = positions[self._source, -1:]
-        return self._forward(self._prompts, positions, mask)[self._source]
+        device, keyword = self._source.device, self._cache_keyword
+        first, last = min(self._prompts), max(self._prompts)  # in between, all begin as these two do
+        most = min(len(first), len(last)) - 1  # each prompt keeps a token to read, which predicts the first one
+        common = next((i for i in range(most) if first[i] != last[i]), most) if len(self._prompts) > 1 else 0
+        common = common if common >= WORTH_SHARING else 0
+        shared = DynamicCache()
+        if common:
+            ids = torch.tensor([first[:common]], device=device)
+            self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **{keyword: shared})
+        logits = torch.empty(0)
+        for chosen in micro_batches([len(prompt) - common for prompt in self._prompts], tokens_at_once(device)):
+            prompts = [self._prompts[number][common:] for number in chosen.tolist()]
+            width = max(map(len, prompts))
+            # Right padded, where no token sees the pads: any id would do.
+            ids = torch.tensor([[*prompt, *prompt[-1:] * (width - len(prompt))] for prompt in prompts], device=device)
+            lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+            cache = DynamicCache()
+            for number, layer in enumerate(shared.layers):
+                cache.update(*(part.expand(len(ids), -1, -1, -1) for part in (layer.keys, layer.values)), number)
+            with output_layer_at(self._model, torch.arange(width, device=device) == lengths[:, None] - 1):
+                part = self._model(input_ids=ids, use_cache=True, **{keyword: cache}).logits
+            logits = part.new_empty(len(self._prompts), part.shape[-1]) if not len(logits) else logits
+            logits[chosen.to(device)] = part
+            rows = (self._source[:, None] == chosen.to(device)).nonzero()  # row, and its prompt's place in this pass
+            self._cache.store(cache, rows[:, 0], rows[:, 1], lengths + common)
+        return silence(logits[self._source], self._silent)
 
     def read_token(self) -> Tensor:
         """Reads each row's sampled token; [rows, V] logits of the next one."""
         self._positions = self._positions + 1
-        mask = None if self._mask is None else self._mask[..., : self._cache.get_seq_length() + 1]
-        return self._forward(self.token[:, None], self._positions, mask)
+        with grouped_attention(self._model):
+            output = self._model(
+                input_ids=self.token[:, None],
+                # The mask comes prepared, so the model builds none at each step.
+                attention_mask=None if self._mask is None else self._mask[..., : self._cache.get_seq_length() + 1],
+                position_ids=self._positions,
+                use_cache=True,
+                **{self._cache_keyword: self._cache},
+            )
+        return silence(output.logits[:, -1], self._silent)
 
     def compact(self, num_alive: int) -> None:
         """Moves live rows from the tail into the places of ended ones, and cuts the tail off."""
@@ -218,18 +270,6 @@ class _Batch:
         self.rows, self.alive, self.token = close_up(self.rows), close_up(self.alive), close_up(self.token)
         self._positions = close_up(self._positions)
         self._mask = None if self._mask is None else close_up(self._mask)
-
-    def _forward(self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """[rows, V]: logits at the last position. The mask comes prepared, so the model builds none at each step."""
-        output = self._model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._cache_keyword: self._cache},
-        )
-        return silence(output.logits[:, -1], self._silent)
 
 
 def _pad_mask(pads: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -258,69 +298,3 @@ def _even_batches(order: list[int], batch_size: int) -> list[list[int]]:
     """Cuts the order into as few batches as `batch_size` allows, of equal size up to one."""
     count = -(-len(order) // batch_size)
     return [order[len(order) * i // count : len(order) * (i + 1) // count] for i in range(count)]
-
-
-class PreallocatedCache(Cache):
-    """Keys and values of all layers, in buffers allocated once for rows of at most `max_length` tokens.
-
-    The first `update` brings the states of U prompts: row b takes those of prompt `source[b]` ([B] int64).
-    """
-
-    def __init__(self, num_layers: int, source: Tensor, max_length: int) -> None:
-        self._own_layers = [_PreallocatedLayer(source, max_length) for _ in range(num_layers)]
-        super().__init__(layers=list(self._own_layers))
-
-    def close_up(self, places: Tensor, movers: Tensor, num_rows: int) -> None:
-        """Copies rows `movers` over rows `places` and keeps the first `num_rows`."""
-        for layer in self._own_layers:
-            layer.close_up(places, movers, num_rows)
-
-
-class _PreallocatedLayer(CacheLayerMixin):
-    """One layer's two buffers [B, heads, max_length, head size]; `update` writes in place and returns views."""
-
-    def __init__(self, source: Tensor, max_length: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._source = source
-        self._max_length = max_length
-        self._length = 0
-        self._buffers: tuple[Tensor, ...] = ()
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self._buffers = tuple(
-            states.new_empty(len(self._source), states.shape[1], self._max_length, states.shape[3])
-            for states in (key_states, value_states)
-        )
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._length = key_states.shape[2]
-            for buffer, part in zip(self._buffers, (key_states, value_states), strict=True):
-                # One prompt is spread out by the assignment itself, without a second copy of all rows.
-                buffer[:, :, : self._length] = part if len(part) == 1 else part[self._source]
-            return key_states, value_states
-        end = self._length + key_states.shape[2]
-        keys, values = self._buffers
-        keys[:, :, self._length : end] = key_states
-        values[:, :, self._length : end] = value_states
-        self._length = end
-        return keys[:, :, :end], values[:, :, :end]
-
-    def close_up(self, places: Tensor, movers: Tensor, num_rows: int) -> None:
-        for buffer in self._buffers:
-            buffer[places, :, : self._length] = buffer[movers, :, : self._length]
-        self._buffers = tuple(buffer[:num_rows] for buffer in self._buffers)
-
-    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        # Older versions of transformers 5 give the positions of the queries instead of their number.
-        return self._length + (len(query_length) if isinstance(query_length, Tensor) else query_length), 0
-
-    def get_seq_length(self) -> int:
-        return self._length
-
-    def get_max_length(self) -> int:
-        return self._max_length
-
-    get_max_cache_shape = get_max_length  # what older versions of transformers 5 call it

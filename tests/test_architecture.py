@@ -24,11 +24,11 @@ MAY_IMPORT = {
 }
 BUDGETS = {
     "alpacafarm_env": 9_018,
-    "agents": 4_335,
+    "agents": 4_466,
     "wrappers": 110,
     "benchmarks": 6_802,
     "examples": 400,
-    "tests": 18_398,
+    "tests": 18_484,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from alpacafarm_env import agents
 from alpacafarm_env.__main__ import main
 from alpacafarm_env.agents import PolicyActor, RewardModeling, RewardModelingConfig
-from alpacafarm_env.agents.adapters import adapters_merged
+from alpacafarm_env.agents.adapters import sampling_weights
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.value_model import ValueModel
@@ -78,7 +78,7 @@ def test_merged_adapters_sample_the_same_and_leave_the_model_alone(kind, tokeniz
     for name, module in policy.model.named_modules():
         if name.endswith(("lora_A.default", "lora_B.default")):
             module.register_forward_hook(lambda *_, name=name: passes.append(name))
-    with adapters_merged(policy.model):
+    with sampling_weights(policy.model, merged=True):
         merged = policy.generate(INSTRUCTIONS, generator=generator())
     assert not passes
     assert torch.equal(merged.tokens, expected.tokens)
@@ -90,13 +90,34 @@ def test_merged_adapters_sample_the_same_and_leave_the_model_alone(kind, tokeniz
     assert passes or kind == "dora"  # DoRA's layers call no modules
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [12, 40])
+def test_bfloat16_samples_by_a_copy_and_leaves_the_model_alone(kind, width, tokenizer):
+    policy = adapted(tokenizer, kind)
+    before, parameters = weights(policy), dict(policy.model.named_parameters())
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    policy.precision, dtypes = "bfloat16", set()
+    handle = policy._base_model.get_output_embeddings().register_forward_hook(lambda *a: dtypes.add(a[2].dtype))
+    rollouts = policy.generate(INSTRUCTIONS, generator=generator(), max_new_tokens=width)
+    handle.remove()
+    assert dtypes == {torch.bfloat16}
+    after = dict(policy.model.named_parameters())
+    assert all(after[name] is parameter for name, parameter in parameters.items())
+    assert {name for name, parameter in after.items() if parameter.requires_grad} == trained
+    assert all(torch.equal(value, before[name]) for name, value in weights(policy).items())
+    with torch.no_grad():
+        difference = (policy.logprobs(rollouts) - rollouts.logprobs).abs()
+    assert 0 < difference.mean() < 0.05
+    assert difference.max() < 0.5
+
+
 def test_merging_spares_the_table_that_a_layer_is_tied_to(tokenizer):
     model = build_llama(len(tokenizer), tie_word_embeddings=True)
     config = peft.LoraConfig(r=4, target_modules=["lm_head"], task_type="CAUSAL_LM", init_lora_weights=False)
     with pytest.warns(UserWarning, match="tie"):
         policy = LanguageModel(peft.get_peft_model(model, config), tokenizer, TEMPLATE, max_response_tokens=12)
     expected = policy.generate(INSTRUCTIONS, generator=generator())
-    with adapters_merged(policy.model):
+    with sampling_weights(policy.model, merged=True):
         assert torch.equal(policy.generate(INSTRUCTIONS, generator=generator()).tokens, expected.tokens)
     assert model.lm_head.base_layer.weight is model.get_input_embeddings().weight
 

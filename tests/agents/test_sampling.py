@@ -20,7 +20,7 @@ from alpacafarm_env.agents.rollouts import (
     segment_sum,
     unpad,
 )
-from alpacafarm_env.agents.sampling import pick, sample
+from alpacafarm_env.agents.sampling import BLOCK, pick, sample
 
 VOCABULARY, EOS = 40, 1
 
@@ -149,6 +149,56 @@ def test_extreme_uniforms_draw_possible_tokens_only():
     logits = torch.tensor([[-torch.inf, 0.3, -torch.inf, 0.1, -torch.inf]]).repeat(2, 1)
     token, _ = pick(logits, torch.tensor([0.0, 1 - 2**-24]), 1.0)
     assert token.tolist() == [1, 3]
+
+
+LARGE = 16 * BLOCK
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_large_vocabulary_is_drawn_from_alike(temperature):
+    logits = 3 * torch.randn(2_000, LARGE, generator=generator())
+    logits[:, BLOCK : 3 * BLOCK] = -torch.inf
+    uniform = torch.rand(2_000, generator=generator(1))
+    token, logprob = pick(logits, uniform, temperature)
+    exact = (logits.double() / temperature).log_softmax(-1)
+    cdf = exact.exp().cumsum(-1)
+    at = token[:, None]
+    upper, lower = cdf.gather(1, at)[:, 0], (cdf.gather(1, at) - exact.exp().gather(1, at))[:, 0]
+    assert ((lower - 1e-6 < uniform) & (uniform < upper + 1e-6)).all()
+    torch.testing.assert_close(logprob, exact.gather(1, at)[:, 0].float(), atol=1e-5, rtol=0)
+
+
+def test_extreme_uniforms_draw_possible_tokens_of_a_large_vocabulary():
+    possible = [BLOCK + 3, LARGE - BLOCK - 2]
+    logits = torch.full((2, LARGE), -torch.inf)
+    logits[:, possible] = torch.tensor([0.3, 0.1])
+    token, _ = pick(logits, torch.tensor([0.0, 1 - 2**-24]), 1.0)
+    assert token.tolist() == possible
+
+
+@pytest.mark.parametrize("lengths", [(4, 4, 1), (1, 7, 3, 7)])
+def test_what_all_prompts_begin_with_is_read_once(model, lengths):
+    beginning = prompts_of((12,))[0]
+    prompts = [beginning + prompt for prompt in prompts_of(lengths, seed=1)]
+    shapes = watch(model)
+    samples = draw(model, [prompt for prompt in prompts for _ in range(2)], steps=8)
+    assert shapes[:2] == [(1, 12), (len(prompts), max(lengths))]
+    check(model, [prompt for prompt in prompts for _ in range(2)], samples)
+
+
+def test_a_prompt_that_begins_another_is_continued_alone(model):
+    long = prompts_of((20,))[0]
+    prompts = [long, long[:12], long[:12]]
+    check(model, prompts, draw(model, prompts, steps=8))
+
+
+def test_many_prompts_are_read_in_several_passes(model, monkeypatch):
+    monkeypatch.setattr("alpacafarm_env.agents.sampling.tokens_at_once", lambda device: 12)
+    shapes = watch(model)
+    samples = draw(model)
+    reads = [shape for shape in shapes if shape[1] > 1 or shape[0] == 1]
+    assert all(rows * width <= 12 for rows, width in reads)
+    check(model, PROMPTS, samples)
 
 
 def test_arguments_that_do_not_fit_are_refused(model):
