@@ -23,12 +23,12 @@ MAY_IMPORT = {
     "benchmarks": set(LAYERS),
 }
 BUDGETS = {
-    "alpacafarm_env": 9_018,
+    "alpacafarm_env": 9_024,
     "agents": 4_466,
     "wrappers": 110,
-    "benchmarks": 6_802,
+    "benchmarks": 6_945,
     "examples": 400,
-    "tests": 18_484,
+    "tests": 18_578,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

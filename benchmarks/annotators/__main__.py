@@ -3,10 +3,11 @@
     python -m alpacafarm_env.benchmarks.annotators [--quick] [--seeds N] [--data FOLDER] [--out DIR]
     python -m alpacafarm_env.benchmarks.annotators --labels labels.json
     python -m alpacafarm_env.benchmarks.annotators --judge '{"pool": "alpaca_farm", "base_url": URL}' [--pairs N]
+    python -m alpacafarm_env.benchmarks.annotators --served '{"model": NAME, "base_url": URL}' --data FOLDER [--pairs N]
 
 Judges are of four levels: the sandbox's on its preference pairs; recorded ones, GPT-4 and Claude, with --data or
 ALPACAFARM_DATA; live, a judge of one's own such as a pool of LLM annotators, with --judge; people, who labelled pairs
-of their own, with --labels.
+of their own, with --labels. --served asks a model by each of the pools' prompts, and writes served.csv alone.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), figures 4, 7, 8 and 9.
 """
@@ -26,6 +27,7 @@ from ... import sandbox
 from ...annotators.analysis import LENGTH_GAP, PUBLISHED_LENGTH_GAP
 from ...cli.options import Count
 from ...data.load import DATA_VARIABLE, recorded_dataset
+from ...errors import DataError
 from ...folders import hash_folder
 from ...llm.requests import content_key
 from ...sandbox.dataset import ASSETS, Sandbox
@@ -35,7 +37,7 @@ from ..harness.report import sentences
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest
 from ..harness.study import StudyOptions, run_command
-from . import report
+from . import report, served
 from .judges import MEANINGS, NUM_OPINIONS, SMALL, Question, judge_rows, live_rows, load_contests, load_pairs, spread
 from .recorded import people_rows, recorded_rows
 
@@ -62,7 +64,14 @@ class AnnotatorsOptions(StudyOptions):
     """A judge to measure on the sandbox's pairs: module:Name, or a JSON object with the keywords of a judge, as
     '{"pool": "alpaca_farm", "base_url": "http://localhost:8000/v1", "models": "models.yaml"}'."""
     pairs: Annotated[int, pydantic.Field(ge=2)] = 200
-    """Number of the sandbox's pairs that it is asked about, four times each."""
+    """Number of the sandbox's pairs that it is asked about, four times each; of recorded pairs with --served."""
+    served: str | None = None
+    """Instead of all else, a served model, asked by each prompt of the pools about recorded pairs of --data: a JSON
+    object with the keywords of a pool, as '{"model": NAME, "base_url": URL, "max_concurrency": 4}'."""
+    prompts: tuple[str, ...] = ()
+    """The prompts that --served asks by; default: all of the pools alpaca_farm and greedy."""
+    max_characters: Count = 1_500
+    """Of a recorded pair with its instruction, for --served: a small model reads slowly."""
 
 
 def cells(options: AnnotatorsOptions, question: Question) -> list[Cell]:
@@ -88,6 +97,11 @@ def cells(options: AnnotatorsOptions, question: Question) -> list[Cell]:
 
 def run(options: AnnotatorsOptions) -> int:
     """Asks, compares, prints and writes; the exit status says that all was done, not that all is within tolerance."""
+    if options.served is not None:
+        if not (folder := options.data or os.environ.get(DATA_VARIABLE)):
+            raise DataError("--served: expected --data, a folder of recorded judgements, got none.")
+        own = {"max_characters": options.max_characters, "prompts": options.prompts}
+        return served.run(options.served, folder, options.pairs, **own, out=options.folder(NAME))
     data = Sandbox(options.sandbox / "data" if options.sandbox else ASSETS / "data")
     pairs, contests = load_pairs(data), load_contests(data, NUM_QUICK_INSTRUCTIONS if options.quick else None)
     question = Question(spread(pairs, NUM_QUICK_PAIRS) if options.quick else pairs, contests, options.seeds)
@@ -115,11 +129,17 @@ def page(folder: Path) -> Page:
     rows = read_table(folder / "table.csv")
     note = report.note(rows, read_manifest(folder))
     caption = f"Above: published values, and those measured. Below: judges that were asked several times. {note}"
+    tables, findings = report.tables(rows), report.findings(rows)
+    if (by_prompt := folder / served.FILE).is_file():
+        tables[served.LEVEL], findings = (
+            served.table(asked := read_table(by_prompt)),
+            [*findings, served.finding(asked)],
+        )
     who = {judge: meaning for judge, meaning in MEANINGS.items() if (rows.judge == judge).any()}
     return Page(
         "How judges judge",
-        report.tables(rows),
-        report.findings(rows),
+        tables,
+        findings,
         {"annotators": Drawn(report.draw(rows, note), caption)},
         report.headline(rows),
         method=sentences(f"{NAME}/method.txt.j2", meanings=who),

@@ -180,6 +180,16 @@ def fail(
     _end(conn, attempt_id, state=state, cost=nanodollars(cost_usd), error=text, status=status)
 
 
+def timings(conn: Connection, request_keys: Sequence[str]) -> list[tuple[float, int | None, int | None]]:
+    """(seconds, prompt tokens, completion tokens) of each attempt at these requests that was answered."""
+    days = "julianday(ended_at) - julianday(started_at)"
+    return conn.execute(
+        f"""SELECT ({days}) * 86400, prompt_tokens, completion_tokens FROM attempts
+        WHERE state = 'answered' AND request_key IN (SELECT value FROM json_each(?)) ORDER BY id""",  # noqa: S608
+        (json.dumps(list(request_keys)),),
+    ).fetchall()
+
+
 def spending(conn: Connection) -> pd.DataFrame:
     """Attempts and their cost by (host, model, label), sorted: the index. Sums of the columns are the whole ledger's.
 
