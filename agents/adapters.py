@@ -26,6 +26,7 @@ from ..bases import adapter_base, is_adapter
 from ..folders import hash_model
 from ..oracles.reward_model import RewardModel, float32_head
 from ..pretrained import loading_adapters
+from .fused import fuse
 from .memory import free_memory
 
 HARMLESS_STARTS = (True, False, "gaussian", "orthogonal", "eva")
@@ -59,7 +60,7 @@ def with_tokens(model: peft.PeftModel, tokens: Sequence[int]) -> peft.PeftModel:
 
 
 def turn_off_dropout(model: Any) -> Any:
-    """Sets every dropout probability of a model to 0 and the model to eval mode; returns it.
+    """Sets every dropout probability of a model to 0 and the model to eval mode, and fuses its layers; returns it.
 
     Eval mode alone would not do: gradient checkpointing needs train mode.
     """
@@ -69,7 +70,7 @@ def turn_off_dropout(model: Any) -> Any:
         for name, value in vars(module).items():
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
-    return model.eval()
+    return fuse(model.eval())
 
 
 def has_lora(model: nn.Module) -> bool:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from .loop import Resume, Sums, epoch_batch
 from .losses import dpo_loss, implicit_rewards
 from .memory import first_tried
 from .policy_agent import PolicyAgent, PolicyConfig
+from .precision import Precision
 from .processes import Processes, float32_matmuls, settled
 from .prompts import check_budget
 from .rollouts import micro_batches, segment_sum
@@ -157,7 +158,7 @@ class DPO(PolicyAgent):
     @torch.no_grad()
     def _reference_logprobs(self) -> Tensor:
         """Those of all pairs by the policy as it is now, [2, N]; each process reads its share."""
-        processes = Processes(self.policy.device, precision=self.config.precision)
+        processes = Processes(self.policy.device, precision=cast(Precision, self.config.precision))
         table = torch.zeros(2, self._num_pairs, device=self.policy.device)
         mine = processes.share(np.arange(self._num_pairs))
         # Not tried for memory, so few on any device.

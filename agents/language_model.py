@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -41,6 +41,7 @@ from .precision import Precision
 from .prompts import (
     adapter_files,
     check_eos,
+    check_positions,
     control_tokens,
     encode_prompts,
     end_ids,
@@ -57,6 +58,7 @@ from .sampling import draw_uniforms, sample
 from .saving import save_files
 from .served_sampler import ServedSampler
 from .states import pooled_states
+from .token_logprobs import without_logits
 
 ROLES = ("policy", "reference")
 MERGED_FROM = 32
@@ -243,7 +245,7 @@ class LanguageModel(NoCopy):
             )
         prompts = [tokens for tokens in self.encode_prompts(instructions) for _ in range(num_samples)]
         longest = max(map(len, prompts), default=0)
-        self._check_positions(longest + width)
+        check_positions(self._base_model, longest + width)
         uniforms = draw_uniforms(generator, len(instructions), num_samples, width) if temperature > 0 else None
         options: dict[str, Any] = {
             "uniforms": uniforms,
@@ -299,7 +301,13 @@ class LanguageModel(NoCopy):
             ValueError: Unknown role, or a row longer than the positions the model knows.
             RuntimeError: The role is "reference" and there is none; call `add_reference` first.
         """
-        logits, tokens = self.logits(rollouts, role=role, temperature=temperature), rollouts.tokens.to(self.device)
+        tokens = rollouts.tokens.to(self.device)
+        if isinstance(self.model, peft.PeftModel):
+            options = {"temperature": temperature, "silent": control_tokens(self._base_model)}
+            read = partial(self._read, rollouts, role)
+            if (fast := without_logits(self._role(role), read, tokens, **options)) is not None:
+                return fast
+        logits = self.logits(rollouts, role=role, temperature=temperature)
         return -nn.functional.cross_entropy(logits, tokens, reduction="none")
 
     def logits(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
@@ -307,16 +315,7 @@ class LanguageModel(NoCopy):
 
         Arguments and errors as of `logprobs`.
         """
-        if role not in ROLES:
-            raise ValueError(f"Unknown role {role!r}; roles: {', '.join(ROLES)}")
-        ids, predicts = scoring_batch(rollouts.to(self.device), fill_token_id=self.tokenizer.eos_token_id)
-        self._check_positions(ids.shape[1])
-        if role == "reference":
-            logits = self._reference_logits(ids, predicts)
-        else:
-            with output_layer_at(self._base_model, predicts):
-                logits = cast(Tensor, self.model(input_ids=ids, use_cache=False).logits)
-        logits = silence(logits.float(), control_tokens(self._base_model))
+        logits = silence(self._read(rollouts, role).float(), control_tokens(self._base_model))
         return logits if temperature in (0, 1) else logits / temperature
 
     def states(self, rollouts: Rollouts, *, pool: Literal["mean", "last"] = "mean") -> Tensor:
@@ -329,7 +328,7 @@ class LanguageModel(NoCopy):
         """
         if pool not in ("mean", "last"):
             raise ValueError(f"states: expected pool 'mean' or 'last', got {pool!r}")
-        self._check_positions(int(rollouts.total_lengths.max()) if len(rollouts) else 0)
+        check_positions(self._base_model, int(rollouts.total_lengths.max()) if len(rollouts) else 0)
         options = {"fill_token_id": self.tokenizer.eos_token_id, "max_tokens": tokens_at_once(self.device)}
         with self._sampling_weights(math.inf):
             return pooled_states(trunk_of(self.model), rollouts.to(self.device), pool=pool, **options)
@@ -380,20 +379,22 @@ class LanguageModel(NoCopy):
         model: Any = self.model.get_base_model() if isinstance(self.model, peft.PeftModel) else self.model
         return cast(PreTrainedModel, model)
 
-    def _reference_logits(self, ids: Tensor, predicts: Tensor) -> Tensor:
-        if self.reference is None and self._reference_adapter is None:
+    def _role(self, role: str) -> PreTrainedModel:
+        """The model that plays a role, below a LoRA wrapper."""
+        if role not in ROLES:
+            raise ValueError(f"Unknown role {role!r}; roles: {', '.join(ROLES)}")
+        if role == "reference" and self.reference is None and self._reference_adapter is None:
             raise RuntimeError("This language model has no reference yet; call add_reference() before training")
+        return self.reference if role == "reference" and self.reference is not None else self._base_model
+
+    def _read(self, rollouts: Rollouts, role: str) -> Tensor:
+        """What a role's output layer gives at each response token's place, [sum T, V]."""
+        model = self._role(role)
+        ids, predicts = scoring_batch(rollouts.to(self.device), fill_token_id=self.tokenizer.eos_token_id)
+        check_positions(self._base_model, ids.shape[1])
         inputs = {"input_ids": ids, "use_cache": False}
-        with torch.no_grad(), output_layer_at(self.reference or self._base_model, predicts):
-            if self.reference is not None:
-                return cast(Tensor, self.reference(**inputs).logits)
+        with output_layer_at(model, predicts), torch.set_grad_enabled(torch.is_grad_enabled() and role == "policy"):
+            if role == "policy" or model is self.reference:
+                return cast(Tensor, (self.model if role == "policy" else model)(**inputs).logits)
             # The call sees the copies in place of the parameters; the model itself and its peft state stay untouched.
             return cast(Tensor, functional_call(self.model, self._reference_adapter or {}, kwargs=inputs).logits)
-
-    def _check_positions(self, length: int) -> None:
-        limit = num_positions(self._base_model.config)
-        if length > limit:
-            raise ValueError(
-                f"Prompt and response take {length} tokens, but the model knows {limit} positions "
-                "(max_position_embeddings); lower max_new_tokens or max_response_tokens"
-            )

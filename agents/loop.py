@@ -24,7 +24,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -37,8 +37,10 @@ from ..folders import claim
 from ..pretrained import reading
 from ..seeding import keyed_rng
 from . import checkpoints
+from .fused import unfuse
 from .memory import GB, DeviceMemory, Probe, checkpointed_layers, first_tried, gradient_checkpointing
 from .optimizer import Optimizer
+from .precision import Precision
 from .processes import Processes, float32_matmuls, settled
 from .settings import FREE_TO_CHANGE, TrainingConfig, schedule_factor
 from .sharding import full, local, make_shards
@@ -126,7 +128,7 @@ class Loop:
             raise ValueError(f"Nothing to train: no parameter of {', '.join(modules)} requires a gradient.")
         device = next(iter(parameters.values())).device
         config = settled(config, next(iter(modules.values())))
-        self.processes = Processes(device, precision=config.precision)
+        self.processes = Processes(device, precision=cast(Precision, config.precision))
         self.config, self.total, self.seed, self.out = config, total, seed, out
         self.step, self.state = 0, dict[str, float]()
         self.micro_batch_tokens = config.micro_batch_tokens or first_tried(device)
@@ -146,6 +148,8 @@ class Loop:
             self.processes.copy_from_main(parameter)
         folder = None if out is None else self._open(out, resume)
         self._layers = checkpointed_layers(modules.values()) if config.gradient_checkpointing else ()
+        for module in (*modules.values(), *frozen) if config.sharding == "full" else ():
+            unfuse(module)
         self._shards = make_shards(modules, frozen, sharding=config.sharding, count=self.processes.count)
         with self._split():
             self._optimizer = Optimizer(trained(modules), config)

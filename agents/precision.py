@@ -7,7 +7,7 @@ it and is slower. So the two are raced, once a process. Weights, norms, losses a
 import sys
 from functools import cache, partial
 from time import perf_counter
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -49,7 +49,7 @@ def _raced(device: str) -> Precision:
 def race(device: str) -> dict[Precision, float]:
     """Seconds of a product of matrices in each precision on a device: the best of five, taking turns."""
     rows, inner, columns = _SHAPES.get(device, _SHAPES["cuda"])
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait: Any = torch.cuda.synchronize if device == "cuda" else lambda: None
     best: dict[Precision, float] = {"float32": float("inf"), "bfloat16": float("inf")}
     before = torch.get_float32_matmul_precision()
     try:

@@ -208,6 +208,16 @@ def _choose_pad(tokenizer: Any, template: PromptTemplate, *, rows: int) -> None:
 # Control tokens -------------------------------------------------------------------------------------------------------
 
 
+def check_positions(model: Any, length: int) -> None:
+    """ValueError if a model knows fewer positions than `length`."""
+    limit = num_positions(model.config)
+    if length > limit:
+        raise ValueError(
+            f"Prompt and response take {length} tokens, but the model knows {limit} positions "
+            "(max_position_embeddings); lower max_new_tokens or max_response_tokens"
+        )
+
+
 def control_tokens(model: Any) -> tuple[int, ...]:
     """Ids of a model's control tokens."""
     return tuple(getattr(model.config, "alpacafarm_control_tokens", None) or ())

@@ -110,7 +110,8 @@ class ValueModel(nn.Module):
         ids, predicts = scoring_batch(rollouts.to(self.head.weight.device), fill_token_id=self._fill_token_id)
         with last_mlp_at(self.trunk, predicts):
             hidden = self.trunk(input_ids=ids, use_cache=False).last_hidden_state
-        values: Tensor = self.head(hidden[predicts].to(self.head.weight.dtype))[:, 0].float()
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = self.head(hidden[predicts].to(self.head.weight.dtype))[:, 0].float()
         return values
 
     def save_weights(self, path: Path) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -276,10 +277,18 @@ def float32_head(model: Any) -> Any:
     """Has a linear head compute the score in float32, whatever the type of the model's other weights; the model."""
     import torch
 
-    head = getattr(model, "score", None)
+    head: Any = getattr(model, "score", None)
     if isinstance(head, torch.nn.Linear):
-        head.float().register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+        head.float()
+        vars(head)["forward"] = MethodType(_linear_in_float32, head)
     return model
+
+
+def _linear_in_float32(head: Any, x: Any) -> Any:
+    import torch
+
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.nn.functional.linear(x.float(), head.weight, head.bias)
 
 
 def num_positions(config: Any) -> float:

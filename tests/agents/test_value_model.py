@@ -26,7 +26,7 @@ from tiny_worlds import (
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from alpacafarm_env.agents.adapters import trunk_of
+from alpacafarm_env.agents.adapters import trunk_of, turn_off_dropout
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig
 from alpacafarm_env.agents.reward_modeling import RewardModeling, RewardModelingConfig
@@ -233,7 +233,8 @@ def reward_adapter(policy_folder, tmp_path):
 def test_the_value_starts_from_the_reward_models_adapter(policy_folder, reward_adapter):
     rollouts = load_policy(policy_folder).as_rollouts(INSTRUCTIONS, INSTRUCTIONS)
     ids, _ = scoring_batch(rollouts, fill_token_id=1)
-    expected = load_scorer(reward_adapter, dtype=torch.float32).get_base_model().model(input_ids=ids).last_hidden_state
+    scorer = turn_off_dropout(load_scorer(reward_adapter, dtype=torch.float32))
+    expected = scorer.get_base_model().model(input_ids=ids).last_hidden_state
     policy = adapted(policy_folder)
     agent = PPO(make_env(), policy, value_init=reward_adapter, config=small_ppo(total_steps=1))
     found = agent.value_model.trunk(input_ids=ids).last_hidden_state
