@@ -138,7 +138,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+        scale = x.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         return (x * scale).mul_(weight).to(dtype)
 
