@@ -37,17 +37,17 @@ from .runs import KINDS, PREDICTORS, RIDGE, Prepared, Setting, accuracy_rows, pr
 NAME = "recorded_noise"
 LABELS = (250, 500, 1000, 2000, 4000, 8000)
 FLIPS = (0.0, 0.175, 0.25, 0.35, 0.45)
-QUICK_LABELS, QUICK_FLIPS, QUICK_INSTRUCTIONS = (250, 1000), (0.0, 0.25, 0.35, 0.45), 240
+QUICK_LABELS, QUICK_FLIPS, QUICK_INSTRUCTIONS = (250, 1000), (0.0, 0.25, 0.35, 0.45), 200
 OTHER = "preferences_claude"
 """The second judge's file in `extras`."""
 
 
 @dataclass(frozen=True)
 class RecordedNoiseOptions(StudyOptions):
-    """Options of the study of noise on recorded text. With --quick there are 3 seeds, 240 instructions, 2 sizes."""
+    """Options of the study of noise on recorded text. With --quick there are 2 seeds, 200 instructions, 2 sizes."""
 
     name: ClassVar[str] = NAME
-    quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 3}
+    quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 2}
 
     seeds: Count = 20
     """Number of repeats: of which verdicts are drawn, and which of them are flipped."""

@@ -95,7 +95,7 @@ def claims(curves: Mapping[Key, Curve]) -> list[Row]:
     """
     measures = {key: curve.measures for key, curve in curves.items()}
     flips = [flip for flip in sorted({key[3] for key in curves}) if flip <= UP_TO]
-    rows = []
+    rows: list[Row] = []
 
     def claim(what: str, key: tuple[str, str, int], table: Array) -> None:
         alone = Estimate.of(table.mean(axis=1))
@@ -113,11 +113,8 @@ def claims(curves: Mapping[Key, Curve]) -> list[Row]:
         own = [key for key in curves if key[:2] == ("own", kind)]
         doublings = [math.log2(Setting(*key[2:]).effective) for key in own]
         for measure in ("drop", "peak"):
-            claim(
-                f"doubled {measure}",
-                ("own", kind, 0),
-                slope(np.stack([measures[key][measure] for key in own]), doublings),
-            )
+            values = np.stack([measures[key][measure] for key in own])
+            claim(f"doubled {measure}", ("own", kind, 0), slope(values, doublings))
     holds = rejected([row["chance"] for row in rows])
     return [row | {"holm": kept} for row, kept in zip(rows, holds, strict=True)]
 

@@ -1,17 +1,16 @@
 """The page: gold and proxy along KL, what is lost and gained against N(1 - 2e)^2, the claims and their family."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...statistics import Interval
-from ..harness.estimates import Estimate
+from ..harness.estimates import Estimate, rejected
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.plots import COLORS, MARKERS, grid, titled
 from ..harness.report import Table, interval_text, number, sentences, signed
@@ -39,10 +38,11 @@ def page(folder: Path) -> Page:
         f"and {facts['num_instructions']} instructions; {seeds} repeats; 95 % intervals over repeats and instructions."
     )
     slopes, matched = claims[claims.claim == "slope of the drop"], claims[claims.claim.isin(MATCHED)]
-    doubled = claims[claims.claim.isin(DOUBLED)]
+    doubled, own = claims[claims.claim.isin(DOUBLED)], slopes[slopes.judge == "own"]
+    own = own.assign(alone=rejected(own.chance.to_list()))
     tables = {f"drops_{kind}": drop_table(settings, "own", kind, "drop", note) for kind in TITLES}
     tables |= {f"peaks_{kind}": drop_table(settings, "own", kind, "peak", note) for kind in TITLES}
-    tables["slopes"] = slope_table(slopes, len(claims))
+    tables["slopes"] = slope_table(slopes, own.alone, len(claims))
     tables["doubled"] = doubled_table(doubled, len(claims))
     tables["matched"] = matched_table(matched, len(claims))
     if others:
@@ -52,7 +52,10 @@ def page(folder: Path) -> Page:
         "information": draw_information(settings, note)
     }
     size = PRIMARY if (slopes.labels == PRIMARY).any() else int(slopes.labels.max())
-    first = {judge: by_kind(slopes[(slopes.judge == judge) & (slopes.labels == size)]) for judge in ("own", "other")}
+    first = {
+        judge: by_kind(rows[rows.labels == size])
+        for judge, rows in (("own", own), ("other", slopes[slopes.judge == "other"]))
+    }
     values = {f"slope_{kind}": text(row) for kind, row in first["own"].items()} | {"information": INFORMATION}
     found = sentences(
         "recorded_noise/findings.txt.j2",
@@ -62,19 +65,22 @@ def page(folder: Path) -> Page:
         doubled={(row.kind, DOUBLED[row.claim]): row for _, row in doubled.iterrows()},
         information=INFORMATION,
         away=f"{100 * HALF_AWAY:g}",
-        slopes=slopes[slopes.judge == "own"],
+        slopes=own,
         matched={measure: matched[matched.claim == claim] for claim, measure in MATCHED.items()},
         text=text,
         number=number,
         TITLES=TITLES,
+    )
+    peak, drop = (
+        text(doubled[(doubled.kind == "linear") & (doubled.claim == name)].iloc[0]) for name in reversed(DOUBLED)
     )
     return Page(
         "Noise in recorded verdicts",
         tables,
         found,
         figures,
-        f"linear reward models on {size:,} verdicts: ten points of flips add {text(first['own']['linear'])} points to "
-        f"what the win rate loses after its peak, {seeds} repeats, {facts['num_instructions']} instructions",
+        f"linear reward models: a doubling of {INFORMATION} changes what best of n gains by {peak} points of win rate "
+        f"and its drop after the peak by {drop}; {seeds} repeats, {facts['num_instructions']} instructions",
         values,
         simulated=False,
         printed=("drops_linear", "slopes", "accuracy"),
@@ -84,8 +90,8 @@ def page(folder: Path) -> Page:
 def text(row: Mapping[str, Any] | pd.Series, name: str = "") -> str:
     """An estimate with its interval."""
     start = f"{name}_" if name else ""
-    ends = (math.nan, math.nan) if row[f"{start}error"] == 0 else (row[f"{start}low"], row[f"{start}high"])
-    return interval_text(Interval(row[name or "mean"], *ends, 0), "")
+    low, high = (math.nan if row[f"{start}error"] == 0 else row[f"{start}{end}"] for end in ("low", "high"))
+    return interval_text(Interval(row[name or "mean"], low, high, 0), "")
 
 
 def by_kind(rows: pd.DataFrame) -> dict[str, pd.Series]:
@@ -103,23 +109,26 @@ def drop_table(settings: pd.DataFrame, judge: str, kind: str, measure: str, note
     what = {"drop": "lost after the peak", "peak": "gained at the peak"}[measure]
     who = "" if judge == "own" else f", by the second judge, on {rows.instructions.max()} instructions"
     title = f"Points of win rate {what}: {TITLES[kind]}{who}"
-    caption = f"To n = {rows.most.max()}. The peak is chosen on other repeats and instructions. {note}"
+    gold = "" if judge == "own" else "Gold: the second judge. "
+    caption = f"{gold}To n = {rows.most.max()}. The peak is chosen on other repeats and instructions. {note}"
     if (rows.drop_error == 0).any():
         caption = f"A drop of 0 without an interval: each curve is highest at its end. {caption}"
     return Table.of([{"labels": name, **row} for name, row in cells.items()], caption, title)
 
 
-def slope_table(slopes: pd.DataFrame, size: int) -> Table:
-    """The slopes of the drop by flips."""
+def slope_table(slopes: pd.DataFrame, alone: pd.Series, size: int) -> Table:
+    """The slopes of the drop by flips; `alone` says which of the first judge's are clear among themselves."""
     names = {"own": "the judge", "other": "second judge"}
     rows = [
         {"gold": names[row.judge], "reward models": TITLES[row.kind], "labels": f"{row.labels:,}"}
         | claim_cells(row)
+        | {"among the judge's slopes": {True: "clear", False: "no"}.get(alone.get(place), "")}
         | {"by repeats alone": f"[{number(row.repeats_low)}, {number(row.repeats_high)}]"}
-        for _, row in slopes.iterrows()
+        for place, row in slopes.iterrows()
     ]
     caption = (
-        f"Points of win rate that ten points of flips, up to 35 %, add to the drop. Holm: clear among {size} claims."
+        f"Points of win rate that ten points of flips, up to 35 %, add to the drop. Holm: clear among {size} claims; "
+        f"then among the {len(alone)} slopes by the judge alone."
     )
     return Table.of(rows, caption, "What flips add to the drop")
 
@@ -189,7 +198,8 @@ def draw_curves(curves: pd.DataFrame, kind: str, note: str) -> Drawn:
     figure = Figure(figsize=(1.4 + 3.6 * len(sizes), 6.8), dpi=150, layout="constrained")
     axes = figure.subplots(2, len(sizes), squeeze=False, sharex=True, sharey="row")
     for column, size in enumerate(sizes):
-        for place, (flip, rows) in enumerate(own[own.labels == size].groupby("flip")):
+        for place, flip in enumerate(sorted({*own.flip})):
+            rows = own[(own.labels == size) & (own.flip == flip)]
             look: dict[str, Any] = {"color": COLORS[place], "marker": MARKERS[place], "markersize": 4, "linewidth": 1.8}
             x = rows.kl.to_numpy()
             axes[0, column].fill_between(x, rows.gold_low, rows.gold_high, color=COLORS[place], alpha=0.15, linewidth=0)
@@ -215,8 +225,11 @@ def draw_information(settings: pd.DataFrame, note: str) -> Drawn:
     for column, kind in enumerate(TITLES):
         for row, (measure, label) in enumerate(labels.items()):
             axis = axes[row, column]
-            for place, (flip, rows) in enumerate(own[own.kind == kind].groupby("flip")):
-                _bars(axis, rows, measure)(COLORS[place], MARKERS[place], f"{100 * flip:g} % flips")
+            for place, flip in enumerate(sorted({*own.flip})):
+                rows = own[(own.kind == kind) & (own.flip == flip)]
+                errors = [rows[measure] - rows[f"{measure}_low"], rows[f"{measure}_high"] - rows[measure]]
+                look = {"color": COLORS[place], "marker": MARKERS[place], "label": f"{100 * flip:g} % flips"}
+                axis.errorbar(rows.effective, rows[measure], errors, markersize=5, linewidth=1, elinewidth=1, **look)
             axis.set_xscale("log")
             grid(axis)
             if not column:
@@ -227,14 +240,3 @@ def draw_information(settings: pd.DataFrame, note: str) -> Drawn:
     axes[0, 0].legend(fontsize=8, frameon=False)
     title = "What is gained and lost, against the information in the labels"
     return Drawn(titled(figure, title, f"Bars: {note}"), f"Peak and drop against N(1 - 2e)². {note}")
-
-
-def _bars(axis: Axes, rows: pd.DataFrame, measure: str) -> Callable[[str, str, str], object]:
-    """Draws points with their intervals, in a look."""
-    errors = [rows[measure] - rows[f"{measure}_low"], rows[f"{measure}_high"] - rows[measure]]
-
-    def drawn(color: str, marker: str, label: str) -> object:
-        look: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "linewidth": 1, "elinewidth": 1}
-        return axis.errorbar(rows.effective, rows[measure], yerr=errors, label=label, **look)
-
-    return drawn

@@ -122,13 +122,14 @@ def prepare(dataset: RecordedDataset, other: str, number: int | None, file: Path
     judged, second = read_judged(dataset, number), read_other(dataset, other, number)
     own, reference = _measured(judged)
     scaling, halves = Scaling.of(own.reshape(-1, own.shape[-1])), judged.halves()
-    content = {"differences": scaling(own) - scaling(reference), "credits": judged.credits, "halves": halves}
-    shape = (0, *own.shape[1:])
-    differences = scaling(_measured(second)[0]) - scaling(reference) if second else np.zeros(shape)
-    half_of = dict(zip(judged.models, halves.tolist(), strict=True))
-    content |= {"folds": judged.folds(FOLDS), "other_differences": differences}
-    content["other_credits"] = second.credits if second else np.zeros(shape[:2])
-    content["trained_half"] = np.array([half_of.get(name, -1) for name in second.models if second] if second else [])
+    content: dict[str, Any] = {"credits": judged.credits, "halves": halves, "folds": judged.folds(FOLDS)}
+    content["differences"] = scaling(own) - scaling(reference)
+    half_of, shape = dict(zip(judged.models, halves.tolist(), strict=True)), (0, *own.shape[1:])
+    content |= {"other_differences": np.zeros(shape), "other_credits": np.zeros(shape[:2]), "trained_half": np.zeros(0)}
+    if second is not None:
+        content["other_differences"] = scaling(_measured(second)[0]) - scaling(reference)
+        content["other_credits"] = second.credits
+        content["trained_half"] = np.array([half_of.get(name, -1) for name in second.models])
     np.savez(buffer := io.BytesIO(), **content)
     write_atomic(file, buffer.getvalue())
 
@@ -194,12 +195,12 @@ def curves(data: Prepared, kind: Kind, setting: Setting, seed: int) -> list[dict
 
 def pack(table: Array) -> str:
     """A table as text, in single precision."""
-    return base64.b85encode(zlib.compress(table.astype("<f4").tobytes())).decode()
+    return base64.b64encode(zlib.compress(table.astype("<f4").tobytes())).decode()
 
 
 def unpack(text: str, columns: int) -> Array:
     """The table of `columns` that `pack` has packed."""
-    values = np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype="<f4")
+    values = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<f4")
     return values.reshape(-1, columns).astype(np.float64)
 
 

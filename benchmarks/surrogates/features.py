@@ -4,12 +4,11 @@ A measure knows one response and its instruction, no other text. Word components
 names: those of training alone, where a reward model is to be tested on others.
 """
 
+import importlib
 import re
 import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cache
-from types import ModuleType
 from typing import Any, Final, Self, cast
 
 import numpy as np
@@ -34,15 +33,13 @@ _MARKS: Final = (",", ":", '"', "?", "!", "(", "\n", "\n\n")
 Array = NDArray[np.float64]
 
 
-@cache
-def scikit_learn() -> ModuleType:
-    """The library's module; DataError, with how to install it, where it is missing."""
+def scikit_learn() -> None:
+    """Looks for the library; DataError, with how to install it, where it is missing."""
     try:
-        import sklearn
+        importlib.import_module("sklearn")
     except ImportError as error:
         text = f'this needs scikit-learn ({error}). Install it: pip install "alpacafarm-env[recorded]"'
         raise DataError(text) from error
-    return sklearn
 
 
 def one_thread() -> AbstractContextManager[object]:

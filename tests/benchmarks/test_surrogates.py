@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from alpacafarm_env.benchmarks.harness.estimates import rejected
-from alpacafarm_env.benchmarks.surrogates import features
 from alpacafarm_env.benchmarks.surrogates.curves import TwoWay, best_of_n, drop_and_peak, policy_kl, slope
 from alpacafarm_env.benchmarks.surrogates.features import MEASURES, Scaling, WordComponents, measured, measures
 from alpacafarm_env.benchmarks.surrogates.models import accuracy, fit, flipped
@@ -182,7 +181,6 @@ def test_scaling_leaves_out_constant_columns():
 
 
 def test_missing_library_is_told_with_its_remedy(monkeypatch):
-    features.scikit_learn.cache_clear()
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(DataError, match=r"alpacafarm-env\[recorded\]"):
         WordComponents(["a", "b"], 1)
