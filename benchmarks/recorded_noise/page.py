@@ -119,10 +119,11 @@ def drop_table(settings: pd.DataFrame, judge: str, kind: str, measure: str, note
 def slope_table(slopes: pd.DataFrame, alone: pd.Series, size: int) -> Table:
     """The slopes of the drop by flips; `alone` says which of the first judge's are clear among themselves."""
     names = {"own": "the judge", "other": "second judge"}
+    verdicts = {place: "clear" if each else "no" for place, each in alone.items()}
     rows = [
         {"gold": names[row.judge], "reward models": TITLES[row.kind], "labels": f"{row.labels:,}"}
         | claim_cells(row)
-        | {"among the judge's slopes": {True: "clear", False: "no"}.get(alone.get(place), "")}
+        | {"among the judge's slopes": verdicts.get(place, "")}
         | {"by repeats alone": f"[{number(row.repeats_low)}, {number(row.repeats_high)}]"}
         for place, row in slopes.iterrows()
     ]
