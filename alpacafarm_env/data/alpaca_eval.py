@@ -246,7 +246,8 @@ def _add_extras(checkout: Path, made: _Recording) -> None:
         made.files.setdefault(f"extras/preferences_{WEIGHTED}_gamed", gamed)
     one, five = (_votes(checkout / "src/alpaca_eval/configs" / judge, made) for judge in REPEATED)
     if both := [key for key in one if key in five]:
-        places = {(row["instruction"], row["input"]): row["index"] for row in made.base.values()}
+        asked = [((row["instruction"], row["input"]), row["index"]) for row in made.base.values()]
+        places: dict[tuple[str, ...], int] = dict(asked)
         names = (
             "instruction",
             "input",

@@ -100,8 +100,8 @@ def run(options: AnnotatorsOptions) -> int:
     if options.served is not None:
         if not (folder := options.data or os.environ.get(DATA_VARIABLE)):
             raise DataError("--served: expected --data, a folder of recorded judgements, got none.")
-        own = {"max_characters": options.max_characters, "prompts": options.prompts}
-        return served.run(options.served, folder, options.pairs, **own, out=options.folder(NAME))
+        which = (options.pairs, options.max_characters, options.prompts)
+        return served.run(options.served, folder, *which, out=options.folder(NAME))
     data = Sandbox(options.sandbox / "data" if options.sandbox else ASSETS / "data")
     pairs, contests = load_pairs(data), load_contests(data, NUM_QUICK_INSTRUCTIONS if options.quick else None)
     question = Question(spread(pairs, NUM_QUICK_PAIRS) if options.quick else pairs, contests, options.seeds)

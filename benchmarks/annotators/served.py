@@ -172,7 +172,7 @@ def finding(rows: pd.DataFrame) -> str:
     return f"{text}. Above chance agree with the recorded judge: {', '.join(above) or 'those of none'}."
 
 
-def run(spec: str, folder: str, num: int, *, max_characters: int, prompts: Sequence[str], out: Path) -> int:
+def run(spec: str, folder: str, num: int, max_characters: int, prompts: Sequence[str], *, out: Path) -> int:
     """Asks by one prompt after the other, and writes the table after each; returns the exit status.
 
     Raises:
@@ -193,7 +193,7 @@ def run(spec: str, folder: str, num: int, *, max_characters: int, prompts: Seque
     for annotator in annotators(prompts):
         new = [{**row, **who} for row in prompt_rows(annotator, pairs, keywords)]
         old = read_table(path).to_dict("records") if path.exists() else []
-        rows = [*(row for row in old if row["judge"] != annotator.prompt), *new]
+        rows: list[Any] = [*(row for row in old if row["judge"] != annotator.prompt), *new]
         kept = [{name: None if row[name] != row[name] else row[name] for name in COLUMNS} for row in rows]
         write_csv(path, sorted(kept, key=lambda row: str(row["judge"])))
     print(text_table(table(read_table(path))), f"written: {path}", sep="\n")
