@@ -91,8 +91,10 @@ def make_half(plan: Plan, gold: GoldName, source: Source, half: int) -> Half:
         texts = [plan.texts(place, size) for place in others]
         golds = read_scores(plan, gold)[others, :size]
     else:
-        texts = [[outputs[number] for outputs in world.judged.outputs] for number in world.others]
-        golds = gold_of(plan, gold).recorded[:, world.others].T
+        table = gold_of(plan, gold).recorded[:, world.others]
+        models = np.flatnonzero(~np.isnan(table).all(axis=1)).tolist()  # gold B may have read some of them alone
+        texts = [[world.judged.outputs[model][number] for model in models] for number in world.others]
+        golds = table[models].T
     flat = [text for row in texts for text in row]
     step = max(1, len(flat) // FITTED_ON)
     distinct = len(set(flat[::step]))
