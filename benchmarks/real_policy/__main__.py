@@ -88,7 +88,7 @@ class RealPolicyOptions(StudyOptions):
         sizes = self.sizes or (Sizes.quick() if self.quick else Sizes())
         upto = max((samples for samples, _ in sizes.tiers if samples <= self.upto), default=sizes.tiers[0][0])
         out = self.folder(NAME)
-        given = {"data": self.data, "state_models": self.state_models, "precision": self.precision}
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("data", "state_models", "precision")}
         return Plan(out, policy=self.policy, sizes=sizes, upto=upto, **given)
 
 
@@ -180,7 +180,7 @@ def refuse_early(study: Study, part: Part, cells: Mapping[Part, Sequence[Cell]])
             raise DataError(f"--parts {part}: {text}. Add it to --parts.")
 
 
-def write_results(study: Study, rows: Sequence[Row], missing: Mapping[str, str]) -> None:
+def write_results(study: Study, rows: Sequence[Row], missing: Mapping[Part, str]) -> None:
     """The tables, a file each, and the page."""
     for name, columns in TABLES.items():
         chosen = [{column: row.get(column) for column in columns} for row in rows if row["table"] == name]

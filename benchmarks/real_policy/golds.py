@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.study import Row
 from ..surrogates.features import measured
-from ..surrogates.models import Score, accuracy, fit
+from ..surrogates.models import Kind, Score, accuracy, fit
 from .plan import Array, Plan, World, read_array, world_of, write_array
 from .sampling import pooled_states, recorded_file
 
@@ -99,7 +99,7 @@ def gold_of(plan: Plan, name: GoldName) -> Gold:
     learned[world.others] = True
     usable = world.judged.decisive & learned & ~np.isnan(differences).any(axis=2)
     tested = usable & np.isin(np.arange(len(learned)), world.others[::5])
-    kind = "trees" if name == "a" else "linear"
+    kind: Kind = "trees" if name == "a" else "linear"
 
     def learn(rows: NDArray[np.bool_], ridge: float) -> Score:
         return fit(kind, differences[rows], world.judged.credits[rows], ridge=ridge)

@@ -138,8 +138,8 @@ def headline(falls: pd.DataFrame) -> str:
 def ends(row: Any, name: str = "", unit: str = "") -> str:
     """A mean with its interval."""
     before = f"{name}_" if name else ""
-    values = (getattr(row, before + part) for part in ("mean", "low", "high"))
-    return interval_text(Interval(*values, 0), unit)
+    mean, low, high = (float(getattr(row, before + part)) for part in ("mean", "low", "high"))
+    return interval_text(Interval(mean, low, high, 0), unit)
 
 
 def texts_of(row: Any, formats: Mapping[str, str]) -> dict[str, str]:
@@ -259,6 +259,6 @@ def draw_runs(runs: pd.DataFrame) -> Drawing:
         for (method, flip), group in runs.groupby(["method", "flip"], sort=False):
             kl, values = (group.pivot(index="seed", columns="step", values=name) for name in ("kl", measure))
             x = np.sqrt(kl.mean().clip(lower=0).to_numpy())
-            curves.append(Curve(f"{str(method).upper()}, {100 * flip:g} % flips", x, values.to_numpy()))
+            curves.append(Curve(f"{str(method).upper()}, {100 * float(str(flip)):g} % flips", x, values.to_numpy()))
         panels.append(Panel("√KL, √nats (mean over seeds)", label, curves))
     return draw(panels, "Training by LoRA against a proxy, and on its labels")

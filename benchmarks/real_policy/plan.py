@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +84,7 @@ class Plan:
     """Most samples of an instruction in cells that read them."""
     state_models: int | None = None
     """Recorded models whose texts the policy reads for gold B; None: all."""
-    precision: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
     @property
     def tiers(self) -> list[tuple[int, int]]:

@@ -106,7 +106,7 @@ def pooled_states(plan: Plan, instructions: Sequence[str], texts: Sequence[str],
     policy = load_policy(plan.policy, tokens)
     lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
     fits = np.array(lengths) <= policy.max_prompt_tokens
-    kept = np.flatnonzero(fits)
+    kept = np.flatnonzero(fits).tolist()
     rollouts = policy.as_rollouts([instructions[i] for i in kept], [texts[i] for i in kept])
     states = np.full((len(texts), policy.model.config.hidden_size), np.nan)
     most = max(AT_ONCE, int(rollouts.total_lengths.max()))
@@ -117,5 +117,5 @@ def pooled_states(plan: Plan, instructions: Sequence[str], texts: Sequence[str],
             ids, predicts = scoring_batch(part, fill_token_id=policy.tokenizer.eos_token_id)
             hidden = policy.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             rows_of_tokens = hidden[predicts.roll(1, dims=1)].float().split(part.lengths.tolist())
-            states[kept[rows.numpy()]] = torch.stack([each.mean(dim=0) for each in rows_of_tokens]).numpy()
+            states[np.array(kept)[rows.numpy()]] = torch.stack([each.mean(dim=0) for each in rows_of_tokens]).numpy()
     return states

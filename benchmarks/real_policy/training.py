@@ -92,9 +92,13 @@ class PolicyRun(Experiment):
     def __post_init__(self) -> None:
         sizes = self.plan.sizes
         updates = -(-sizes.trained // 16)
-        online = {"total_steps": sizes.steps[-1], "rollout_batch_size": sizes.rollouts, "kl_coef": KL_COEF}
+        online: dict[str, Any] = {
+            "total_steps": sizes.steps[-1],
+            "rollout_batch_size": sizes.rollouts,
+            "kl_coef": KL_COEF,
+        }
         online |= {"minibatch_size": max(1, sizes.rollouts // 2), "value": "adapter"}
-        kept = {"learning_rate": RATE, "schedule": "constant", "save_every": 5, "keep_checkpoints": 1}
+        kept: dict[str, Any] = {"learning_rate": RATE, "schedule": "constant", "save_every": 5, "keep_checkpoints": 1}
         kept["precision"] = self.plan.precision
         own: dict[str, Any] = online if self.agent == "ppo" else {"batch_size": 16, "epochs": PASSES}
         settled: dict[str, Any] = {
@@ -200,9 +204,9 @@ def lora_cell(plan: Plan, key: str, flip: float, on_progress: ProgressFn) -> lis
         scores.append(oracle.score([world.at(place)] * len(texts), texts))
         on_progress(ProgressUpdate(key, 20 + 20 * done / len(places)))
     golds, proxies = read_scores(plan, "a")[places, :samples], np.stack(scores)
-    tables = [agents.best_of_k(proxies, each, ns_of(samples)).T[None, None] for each in (golds, proxies)]
-    pairs = draw_pairs(golds, TESTED, "tested")
-    gap = proxies[pairs.rows, pairs.first] - proxies[pairs.rows, pairs.second]
-    right = np.mean(0.5 + 0.5 * np.sign(gap) * np.sign(pairs.labels - 0.5))
+    gained, liked = (agents.best_of_k(proxies, each, ns_of(samples)).T[None, None] for each in (golds, proxies))
+    tested = draw_pairs(golds, TESTED, "tested")
+    gap = proxies[tested.rows, tested.first] - proxies[tested.rows, tested.second]
+    right = np.mean(0.5 + 0.5 * np.sign(gap) * np.sign(tested.labels - 0.5))
     who = {"gold": "a", "source": "own", "kind": "lora", "labels": plan.sizes.trained, "samples": samples}
-    return tier_rows(who, [flip], *tables, np.array([[right]]))
+    return tier_rows(who, [flip], gained, liked, np.array([[right]]))
