@@ -76,7 +76,7 @@ class RealPolicyOptions(StudyOptions):
     state_models: Count | None = None
     """Recorded models whose texts the policy reads for gold B. Default: all."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What matrices are multiplied in where adapters are trained."""
+    """What matrices are multiplied in. Answers are drawn in float32 unless this is bfloat16."""
     processes: Count = 2
     """Cells at a time, each in a process with one torch thread."""
     sizes: Annotated[Sizes | None, tyro.conf.Suppress] = None

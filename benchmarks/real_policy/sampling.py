@@ -21,8 +21,6 @@ from .plan import Array, Plan, world_of, write_array
 if TYPE_CHECKING:
     from ...agents import LanguageModel
 
-AT_ONCE = 2048
-"""Tokens that go through the policy at once, for its states."""
 RECORDED_AT_ONCE = 64
 """Recorded texts between two reports of progress."""
 
@@ -44,6 +42,8 @@ def draw_answers(plan: Plan, key: str, blocks: Sequence[tuple[int, int]], on_pro
     quiet()
     on_progress(ProgressUpdate(key, 0))
     policy, world, tokens = load_policy(plan.policy, plan.sizes.tokens), world_of(plan), 0
+    # "auto" is decided in each process, by a race: texts would be of two precisions.
+    policy.precision = "bfloat16" if plan.precision == "bfloat16" else "float32"
     for done, (block, place) in enumerate(blocks, start=1):
         if not plan.answers_file(block, place).is_file():
             instruction = world.at(place)
@@ -96,26 +96,15 @@ def pooled_states(plan: Plan, instructions: Sequence[str], texts: Sequence[str],
 
     NaN where the prompt is too long for the policy.
     """
-    import torch
-
     from ...agents.precision import resolve_precision
-    from ...agents.processes import Processes
     from ...agents.prompts import prompt_lengths
-    from ...agents.rollouts import micro_batches, scoring_batch
 
     policy = load_policy(plan.policy, tokens)
+    policy.precision = resolve_precision(plan.precision, policy.model)
     lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
     fits = np.array(lengths) <= policy.max_prompt_tokens
     kept = np.flatnonzero(fits).tolist()
     rollouts = policy.as_rollouts([instructions[i] for i in kept], [texts[i] for i in kept])
     states = np.full((len(texts), policy.model.config.hidden_size), np.nan)
-    most = max(AT_ONCE, int(rollouts.total_lengths.max()))
-    precise = Processes(policy.device, precision=resolve_precision(plan.precision, policy.model))
-    with torch.no_grad(), precise.autocast():
-        for rows in micro_batches(rollouts.total_lengths, most):
-            part = rollouts[rows]
-            ids, predicts = scoring_batch(part, fill_token_id=policy.tokenizer.eos_token_id)
-            hidden = policy.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            rows_of_tokens = hidden[predicts.roll(1, dims=1)].float().split(part.lengths.tolist())
-            states[np.array(kept)[rows.numpy()]] = torch.stack([each.mean(dim=0) for each in rows_of_tokens]).numpy()
+    states[kept] = policy.states(rollouts).cpu().numpy()
     return states
