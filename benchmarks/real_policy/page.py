@@ -254,7 +254,11 @@ def draw_line(axis: Axes, x: Iterable[float], line: pd.DataFrame, label: str, pl
 def draw_runs(runs: pd.DataFrame) -> Drawing:
     """Both golds and the proxy against sqrt(KL) along training, a line a method and share of flips."""
     panels = []
-    for measure, label in (("proxy", "proxy, SD within"), ("gold_a", "gold A gained"), ("gold_b", "gold B gained")):
+    for measure, label in (
+        ("proxy", "proxy gained, SD within"),
+        ("gold_a", "gold A gained"),
+        ("gold_b", "gold B gained"),
+    ):
         curves = []
         for (method, flip), group in runs.groupby(["method", "flip"], sort=False):
             kl, values = (group.pivot(index="seed", columns="step", values=name) for name in ("kl", measure))

@@ -168,7 +168,12 @@ def train_policy(run: PolicyRun, on_progress: ProgressFn) -> list[Row]:
     started: dict[str, Array] = {}
     for place, row in zip(run.places, measured, strict=True):
         answers = read_evaluation(run, place)["splits"]["eval"]
-        kept = {"step": place, "kl": row["kl_exact"], "proxy": row["proxy"], "length": row["length"]}
+        kept = {
+            "step": place,
+            "kl": row["kl_exact"],
+            "proxy": row["proxy"] - measured[0]["proxy"],
+            "length": row["length"],
+        }
         for name, gold in golds.items():
             values = gold.of([numbers[text] for text in answers["instructions"]], answers["responses"])
             gained = values - started.setdefault(name, values)
