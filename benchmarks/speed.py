@@ -36,6 +36,8 @@ class SpeedOptions(Options):
     """JSON Lines with instruction, chosen and rejected; SFT reads the chosen ones."""
     trl_python: str | None = None
     """The python of an environment with TRL. Without it TRL is left out."""
+    beside: tuple[Literal["trl", "peft", "bare"], ...] = ("trl", "peft", "bare")
+    """Who takes turns with us. TRL takes 18 GB for 16 rows of 135 M parameters, so it may need a call to itself."""
     tasks: tuple[Task, ...] = ("sft", "dpo", "reward")
     """What is trained."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -94,7 +96,7 @@ class Contender:
 
 def measure(task: str, options: SpeedOptions) -> dict[str, list[dict[str, Any]]]:
     """The steps of each contender, which take turns."""
-    names = ("ours", *(("trl",) if options.trl_python else ()), "peft", "bare")
+    names = ("ours", *(name for name in options.beside if name != "trl" or options.trl_python))
     with ExitStack() as ends:
         contenders = []
         for name in names:

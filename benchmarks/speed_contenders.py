@@ -26,6 +26,7 @@ RATE, LENGTH = 1e-4, 352
 def ours(task: str, rows: list[dict[str, str]], model: str, precision: Any, batch: int) -> Iterator[Step]:
     """This package, by its default settings."""
     from alpacafarm_env import agents
+    from alpacafarm_env.agents.loop import epoch_batch
     from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 
     settings: dict[str, Any] = {"batch_size": batch, "epochs": 1, "precision": precision, "learning_rate": RATE}
@@ -44,9 +45,9 @@ def ours(task: str, rows: list[dict[str, str]], model: str, precision: Any, batc
             config = agents.RewardModelingConfig(**settings)
             agent = agents.RewardModeling(model, pairs, config=config, lora=LoraConfig(**LORA))
             sizes = torch.tensor([sum(map(len, pair)) for pair in agent._pairs])
-    share = int(sizes.sum()) / agent.num_steps  # batches are of equal numbers of rows, drawn at random
-    for metrics in agent.updates():
-        yield int(share), metrics["loss"]
+    for step, metrics in enumerate(agent.updates(), start=1):
+        chosen = epoch_batch(step, num_items=len(sizes), batch_size=batch, seed=0)
+        yield int(sizes[chosen].sum()), metrics["loss"]
 
 
 def texts(task: str, rows: list[dict[str, str]], model: str) -> tuple[Any, list[tuple[list[int], int]]]:
