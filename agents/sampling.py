@@ -10,7 +10,7 @@ The uniforms are an argument, one for each row and step, so a row's sample does 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -128,7 +128,7 @@ def pick(logits: Tensor, uniform: Tensor | None, temperature: float) -> tuple[Te
         return token[:, 0], logprob[:, 0]
     # Of a large vocabulary each pass over the table counts: sums of blocks first, then within the block drawn.
     top = logits.amax(dim=-1, keepdim=True)
-    weights = (logits - top).exp_().unflatten(-1, (-1, BLOCK))
+    weights = (logits - top).exp_().view(len(logits), -1, BLOCK)
     cdf = weights.sum(dim=-1).cumsum(dim=-1)
     target = uniform[:, None] * cdf[:, -1:]
     block = _first_above(cdf, target)
@@ -221,7 +221,7 @@ class _Batch:
         most = min(len(first), len(last)) - 1  # each prompt keeps a token to read, which predicts the first one
         common = next((i for i in range(most) if first[i] != last[i]), most) if len(self._prompts) > 1 else 0
         common = common if common >= WORTH_SHARING else 0
-        shared = DynamicCache()
+        shared: Any = DynamicCache()
         if common:
             ids = torch.tensor([first[:common]], device=device)
             self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **{keyword: shared})
@@ -234,7 +234,8 @@ class _Batch:
             lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
             cache = DynamicCache()
             for number, layer in enumerate(shared.layers):
-                cache.update(*(part.expand(len(ids), -1, -1, -1) for part in (layer.keys, layer.values)), number)
+                keys, values = (part.expand(len(ids), -1, -1, -1) for part in (layer.keys, layer.values))
+                cache.update(keys, values, number)
             with output_layer_at(self._model, torch.arange(width, device=device) == lengths[:, None] - 1):
                 part = self._model(input_ids=ids, use_cache=True, **{keyword: cache}).logits
             logits = part.new_empty(len(self._prompts), part.shape[-1]) if not len(logits) else logits

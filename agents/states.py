@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ def pooled_states(
 ) -> Tensor:
     """See `LanguageModel.states`; `trunk` is a causal decoder, and passes are of `max_tokens` or one row."""
     alike: dict[tuple[int, ...], list[int]] = {}
-    for row, prompt in enumerate(ragged_split(rollouts.prompt_tokens, rollouts.prompt_lengths)):
-        alike.setdefault(tuple(prompt.tolist()), []).append(row)
-    alone = [rows[0] for rows in alike.values() if len(rows) == 1]
+    for row, tokens in enumerate(ragged_split(rollouts.prompt_tokens, rollouts.prompt_lengths)):
+        alike.setdefault(tuple(tokens.tolist()), []).append(row)
+    alone = [numbers[0] for numbers in alike.values() if len(numbers) == 1]
     states = torch.full((len(rollouts), trunk.config.get_text_config().hidden_size), math.nan, device=trunk.device)
     for chosen in micro_batches(rollouts.total_lengths[alone], max_tokens):
         rows = torch.tensor(alone)[chosen]
@@ -32,7 +32,7 @@ def pooled_states(
     for prompt, numbers in alike.items():
         if len(numbers) == 1:
             continue
-        read = DynamicCache()
+        read: Any = DynamicCache()
         trunk(input_ids=torch.tensor([prompt], device=trunk.device), use_cache=True, **{keyword: read})
         for chosen in micro_batches(rollouts.lengths[numbers], max_tokens):
             rows = torch.tensor(numbers)[chosen]
@@ -40,7 +40,8 @@ def pooled_states(
             if not part.lengths.any():
                 continue
             for number, layer in enumerate(read.layers):
-                cache.update(*(each.expand(len(rows), -1, -1, -1) for each in (layer.keys, layer.values)), number)
+                keys, values = (each.expand(len(rows), -1, -1, -1) for each in (layer.keys, layer.values))
+                cache.update(keys, values, number)
             ids = pad_rows(part.tokens, part.lengths, fill_token_id)
             hidden = trunk(input_ids=ids, use_cache=True, **{keyword: cache}).last_hidden_state
             states[rows] = _pooled(hidden, part.lengths, pool)

@@ -21,10 +21,10 @@ AT_ONCE: Final = {"cpu": 50e6, "cuda": 500e6}
 def plain_output_layer(model: Any) -> nn.Linear | None:
     """A model's output layer if its logits are products with a matrix that is not trained now; else None."""
     layer: Any = model.get_output_embeddings()
-    if type(layer) is not nn.Linear or layer.bias is not None or mesh_of(layer.weight) is not None:
+    weight: Any = getattr(layer, "weight", None)
+    if type(layer) is not nn.Linear or getattr(layer, "bias", None) is not None or mesh_of(weight) is not None:
         return None
-    plain: nn.Linear = layer
-    return None if plain.weight.requires_grad and torch.is_grad_enabled() else plain
+    return None if weight.requires_grad and torch.is_grad_enabled() else layer
 
 
 def states_instead_of_logits(layer: nn.Linear, call: Callable[[], Tensor]) -> Tensor | None:

@@ -95,7 +95,8 @@ def plain(
         mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in part])
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
             if scores:
-                return net(input_ids=padded, **({} if bare else {"attention_mask": mask})).logits[:, 0].float()
+                scored: torch.Tensor = net(input_ids=padded, **({} if bare else {"attention_mask": mask})).logits
+                return scored[:, 0].float()
             counts = torch.tensor([[prompt <= at + 1 < len(ids) for at in range(width)] for ids, prompt in part])
             if bare:
                 head = net.get_base_model().lm_head
@@ -106,7 +107,7 @@ def plain(
                 logits = net(input_ids=padded, attention_mask=mask, use_cache=False).logits[counts]
         targets = padded.roll(-1, 1)[counts]
         nats = cross_entropy(logits.float(), targets, reduction="none")
-        return -torch.stack([each.sum() for each in nats.split(counts.sum(1).tolist())])
+        return -torch.stack([each.sum() for each in torch.split(nats, counts.sum(1).tolist())])
 
     for start in range(0, len(data) - per_step + 1, per_step):
         part = data[start : start + per_step]
@@ -162,7 +163,7 @@ def trl(task: str, rows: list[dict[str, str]], model: str, precision: str, batch
     done: Queue[Step] = Queue()
     seen = [0]
 
-    class Turns(TrainerCallback):  # type: ignore[misc]
+    class Turns(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             go.get()
             seen[0] = 0

@@ -247,7 +247,7 @@ def _add_extras(checkout: Path, made: _Recording) -> None:
     one, five = (_votes(checkout / "src/alpaca_eval/configs" / judge, made) for judge in REPEATED)
     if both := [key for key in one if key in five]:
         asked = [((row["instruction"], row["input"]), row["index"]) for row in made.base.values()]
-        places: dict[tuple[str, ...], int] = dict(asked)
+        places: dict[Any, int] = dict(asked)
         names = (
             "instruction",
             "input",

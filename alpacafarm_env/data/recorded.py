@@ -197,14 +197,14 @@ class RecordedParts(RowDataset):
         ends = np.round(np.cumsum([*PARTS.values()]) * len(order)).astype(int).tolist()
         starts = [0, *ends[:-1]]
         place = {text: split for split, a, b in zip(PARTS, starts, ends, strict=True) for text in order[a:b]}
-        rows: dict[str, list[dict[str, str | int]]] = {split: [] for split in PARTS}
-        asked: dict[str, dict[str, str | int]] = {}
+        rows: dict[str, list[dict[str, Any]]] = {split: [] for split in PARTS}
+        asked: dict[str, dict[str, Any]] = {}
         for each, reference in zip(instructions, recorded.references("eval"), strict=True):
             asked[each] = {"instruction": each.instruction.removeprefix(system_front(each.system)), "input": each.input}
             asked[each]["system"] = each.system
             answer = {"output": reference} if place[each] in ("val", "eval") else {}
             rows[place[each]].append(asked[each] | answer)
-        references = dict(zip(instructions, recorded.references("eval"), strict=True))
+        references = dict(zip(map(str, instructions), recorded.references("eval"), strict=True))
         rows["preference"] = [
             {**asked[text], "output_1": response, "output_2": references[text], "preference": 1 if credit > 0.5 else 2}
             for (text, response), credit in recorded.recorded_verdicts().items()
