@@ -53,8 +53,7 @@ def sequence_kl(
     kl = torch.zeros(len(rollouts))
     for rows in _parts(rollouts, max_tokens or tokens_at_once(policy.device)):
         part = rollouts[rows]
-        # A server's own are those at temperature 1.
-        ours = part.logprobs if policy.sampler is None else policy.logprobs(part, temperature=temperature)
+        ours = part.logprobs if policy.samples_exactly else policy.logprobs(part, temperature=temperature)
         difference = ours - policy.logprobs(part, role="reference", temperature=temperature)
         kl[rows] = segment_sum(difference, part.lengths).cpu()
     return kl

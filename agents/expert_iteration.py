@@ -45,7 +45,7 @@ from .best_of_n import BestOfN, BestOfNConfig, best_responses, reward_metrics
 from .language_model import LanguageModel
 from .loop import Resume
 from .policy_agent import PolicyAgent, PolicyConfig, fitting
-from .processes import Processes
+from .processes import Processes, settled
 from .settings import FREE_TO_CHANGE, Count, Positive, TrainingConfig
 from .sft import SFT, Imitation, SFTConfig
 from .tracking import append_line, without_nan
@@ -140,6 +140,7 @@ class ExpertIteration(PolicyAgent):
         self._sft: SFT | None = None
         self._length = 0  # of metrics.jsonl as this run has left it
         self._processes = Processes(self.policy.device)
+        self.policy.precision = settled(self.config.sft, self.policy.model).precision
         self._processes.agree(self._settings())
         if self.out is not None:
             self._open(self.out, resume)

@@ -237,7 +237,7 @@ class PolicyAgent(Trainer, PolicyActor):
             identity |= {f"{role}_sha256": starting_point(model) for role, model in modules.items()}
         if self.num_left_out:  # a run that leaves nothing out is the same as before this was counted
             identity["left_out"] = self.num_left_out
-        return Loop(
+        loop = Loop(
             modules,
             frozen=[] if self.policy.reference is None else [self.policy.reference],
             config=config,
@@ -251,6 +251,8 @@ class PolicyAgent(Trainer, PolicyActor):
             label=self.label,
             resume=resume,
         )
+        self.policy.precision = loop.config.precision
+        return loop
 
     def _write(self, folder: Path) -> None:
         """Write a checkpoint's models."""

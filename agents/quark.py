@@ -237,8 +237,7 @@ class Quark(PolicyAgent):
             compute = partial(self.policy.logprobs, role=role, temperature=self.config.temperature)
             return unpad(columns(self._loop, rollouts, compute), rollouts.lengths)
 
-        # A server's own are those at temperature 1.
-        logprobs = rollouts.logprobs if self.policy.sampler is None else scored("policy")
+        logprobs = rollouts.logprobs if self.policy.samples_exactly else scored("policy")
         ref_logprobs = scored("reference")
         kinds = {f"kl/{kind}": kl_estimate(logprobs, ref_logprobs, kind) for kind in ("k1", "k3")}
         kl = {name: segment_sum(kl, rollouts.lengths) for name, kl in kinds.items()}

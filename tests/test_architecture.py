@@ -24,11 +24,11 @@ MAY_IMPORT = {
 }
 BUDGETS = {
     "alpacafarm_env": 9_031,
-    "agents": 4_710,
+    "agents": 4_712,
     "wrappers": 110,
     "benchmarks": 7_197,
     "examples": 400,
-    "tests": 18_724,
+    "tests": 18_731,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

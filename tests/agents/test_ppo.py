@@ -34,6 +34,16 @@ from alpacafarm_env.oracles import OracleError
 # Learning --------------------------------------------------------------------------------------------------------
 
 
+def test_in_bfloat16_the_first_ratio_is_one(policy_folder: Path) -> None:
+    """Samples and updates round differently, so the old log-probabilities are the updates' own."""
+    policy = load_policy(policy_folder, max_response_tokens=16)
+    config = small_ppo(total_steps=1, num_epochs=1, minibatch_size=16, precision="bfloat16")  # a single update
+    agent = PPO(make_env(), policy, config=config)
+    (metrics,) = agent.updates()
+    assert policy.precision == "bfloat16"
+    assert metrics["kl/update"] == pytest.approx(0, abs=1e-6)
+
+
 def test_a_bandit_converges_to_its_closed_form(policy_folder: Path) -> None:
     """One token, one state: E[r] − β KL(π ‖ ref) is largest at π ∝ ref · exp(r / β) (Ziegler et al. 2019, sec. 2)."""
     policy = load_policy(policy_folder, max_response_tokens=1)
