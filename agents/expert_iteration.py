@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from ..bases import read_json
 from ..data.files import write_atomic
@@ -45,6 +45,7 @@ from .best_of_n import BestOfN, BestOfNConfig, best_responses, reward_metrics
 from .language_model import LanguageModel
 from .loop import Resume
 from .policy_agent import PolicyAgent, PolicyConfig, fitting
+from .precision import Precision
 from .processes import Processes, settled
 from .settings import FREE_TO_CHANGE, Count, Positive, TrainingConfig
 from .sft import SFT, Imitation, SFTConfig
@@ -140,7 +141,7 @@ class ExpertIteration(PolicyAgent):
         self._sft: SFT | None = None
         self._length = 0  # of metrics.jsonl as this run has left it
         self._processes = Processes(self.policy.device)
-        self.policy.precision = settled(self.config.sft, self.policy.model).precision
+        self.policy.precision = cast(Precision, settled(self.config.sft, self.policy.model).precision)
         self._processes.agree(self._settings())
         if self.out is not None:
             self._open(self.out, resume)

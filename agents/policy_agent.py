@@ -251,7 +251,7 @@ class PolicyAgent(Trainer, PolicyActor):
             label=self.label,
             resume=resume,
         )
-        self.policy.precision = loop.config.precision
+        self.policy.precision = loop.processes.precision
         return loop
 
     def _write(self, folder: Path) -> None:

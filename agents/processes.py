@@ -95,7 +95,7 @@ class Processes:
         self.rank: int = state.process_index
         self.count: int = state.num_processes
         self.device: torch.device = state.device if device is None else device
-        self._precision = precision
+        self.precision = precision
         if self.count > 1 and self.device.type != state.device.type:
             raise WorldError(
                 f"Expected the model on a device of the kind on which the processes are joined ({state.device.type}), "
@@ -113,7 +113,7 @@ class Processes:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Multiplies matrices of the forward passes inside, and of their backward passes, in the precision."""
-        if self._precision == "float32":
+        if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 

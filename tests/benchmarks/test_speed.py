@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from alpacafarm_env.benchmarks.speed import Contender, SpeedOptions, compare, measure
+from alpacafarm_env.benchmarks.speed.__main__ import Contender, SpeedOptions, compare, measure
 from alpacafarm_env.errors import DataError
 
 
@@ -37,7 +37,7 @@ def test_contenders_take_turns(options, tmp_path, monkeypatch):
         "for _ in sys.stdin: turns.write(sys.argv[1] + ' '); turns.flush(); print('{\"loss\": 1}', flush=True)"
     )
     (tmp_path / "contender.py").write_text(f"import sys; sys.argv.append({str(turns)!r})\n{program}")
-    monkeypatch.setattr("alpacafarm_env.benchmarks.speed.CONTENDERS", tmp_path / "contender.py")
+    monkeypatch.setattr("alpacafarm_env.benchmarks.speed.__main__.CONTENDERS", tmp_path / "contender.py")
     given = SpeedOptions(model="m", rows=options.rows, rounds=2, trl_python=sys.executable)
     assert measure("sft", given) == {name: [{"loss": 1}] * 2 for name in ("ours", "trl", "peft", "bare")}
     assert turns.read_text().split() == ["ours", "trl", "peft", "bare"] * 2

@@ -17,12 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from ..cli.options import Options, parse
-from ..errors import DataError
-from ..terminal import format_table
+from ...cli.options import Options, parse
+from ...errors import DataError
+from ...terminal import format_table
 
-Task = Literal["sft", "dpo", "reward"]
-CONTENDERS = Path(__file__).with_name("speed_contenders.py")
+Task = Literal["sft", "dpo", "reward", "sample"]
+CONTENDERS = Path(__file__).with_name("contenders.py")
 COLUMNS = ("task", "contender", "rounds", "tokens/s", "ours/its", "lowest", "highest", "peak GB", "ours/its GB")
 
 
@@ -33,13 +33,13 @@ class SpeedOptions(Options):
     model: str
     """Folder of a causal language model with a chat template."""
     rows: Path
-    """JSON Lines with instruction, chosen and rejected; SFT reads the chosen ones."""
+    """JSON Lines with instruction, chosen and rejected; SFT reads the chosen ones, sampling the instructions."""
     trl_python: str | None = None
     """The python of an environment with TRL. Without it TRL is left out."""
     beside: tuple[Literal["trl", "peft", "bare"], ...] = ("trl", "peft", "bare")
     """Who takes turns with us. TRL takes 18 GB for 16 rows of 135 M parameters, so it may need a call to itself."""
-    tasks: tuple[Task, ...] = ("sft", "dpo", "reward")
-    """What is trained."""
+    tasks: tuple[Task, ...] = ("sft", "dpo", "reward", "sample")
+    """What is trained; "sample" draws 96 tokens to each of 64 instructions, beside transformers' `generate` (peft)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Ours; that of peft and the bare pass is float32, and so is TRL's, unless bfloat16 is asked for."""
     rounds: int = 3
@@ -96,7 +96,8 @@ class Contender:
 
 def measure(task: str, options: SpeedOptions) -> dict[str, list[dict[str, Any]]]:
     """The steps of each contender, which take turns."""
-    names = ("ours", *(name for name in options.beside if name != "trl" or options.trl_python))
+    others = [name for name in options.beside if name == "peft" or task != "sample"]
+    names = ("ours", *(name for name in others if name != "trl" or options.trl_python))
     with ExitStack() as ends:
         contenders = []
         for name in names:

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from torch.nn.functional import cross_entropy, logsigmoid
 Step = tuple[int, float]
 LORA: dict[str, Any] = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
 RATE, LENGTH = 1e-4, 352
+SAMPLED, NUM_SAMPLED, SHORT = 96, 64, 600
+"""Tokens of a response, instructions that are answered together, and characters that they are shorter than."""
 
 
 def ours(task: str, rows: list[dict[str, str]], model: str, precision: Any, batch: int) -> Iterator[Step]:
@@ -138,6 +141,34 @@ def plain(
         yield sum(len(ids) for ids, _ in data[start : start + per_step]), total
 
 
+def sampled(_: str, rows: list[dict[str, str]], model: str, precision: Any, __: int, *, ours: bool) -> Iterator[Step]:
+    """Responses of up to `SAMPLED` tokens at temperature 1: ours, or transformers' `generate` with adapters by peft."""
+    from alpacafarm_env import agents
+    from alpacafarm_env.agents.precision import resolve_precision
+    from alpacafarm_env.instructions import Instruction
+
+    torch.manual_seed(0)  # `generate` draws from the global generator
+    policy = agents.LanguageModel.from_pretrained(model, lora=LoraConfig(**LORA, task_type="CAUSAL_LM"))
+    instructions = [Instruction(row["instruction"]) for row in rows if len(row["instruction"]) < SHORT][:NUM_SAMPLED]
+    policy.precision = resolve_precision(precision, policy.model)
+    prompts = policy.encode_prompts(instructions)
+    width = max(map(len, prompts))
+    padded = torch.tensor([[policy.tokenizer.pad_token_id] * (width - len(each)) + each for each in prompts])
+    mask = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in prompts])
+    generator, ends = torch.Generator().manual_seed(0), torch.tensor(policy.eos_token_ids)
+    given: dict[str, Any] = {"input_ids": padded, "attention_mask": mask, "max_new_tokens": SAMPLED}
+    given |= {"do_sample": True, "top_k": 0, "top_p": 1.0, "eos_token_id": list(policy.eos_token_ids)}
+    given["pad_token_id"] = policy.tokenizer.pad_token_id
+    while True:
+        if ours:
+            yield len(policy.generate(instructions, generator=generator, max_new_tokens=SAMPLED).tokens), 0.0
+            continue
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+            tokens = policy.model.generate(**given)[:, width:]
+        ended = torch.isin(tokens, ends)
+        yield int((ended.cumsum(1) - ended.int() == 0).sum()), 0.0
+
+
 def trl(task: str, rows: list[dict[str, str]], model: str, precision: str, batch: int) -> Iterator[Step]:
     """TRL's trainer of the task, by its default settings; it runs in a thread that waits before each step."""
     from queue import Queue
@@ -201,14 +232,14 @@ def main(contender: str, task: str, file: str, model: str, precision: str, batch
     """Make a step for each line on stdin; after it, and before the first, write a line of JSON."""
     torch.set_num_threads(int(threads))
     rows = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
-    makers = {
-        "ours": ours,
-        "trl": trl,
-        "peft": lambda *given: plain(*given, bare=False),
-        "bare": lambda *given: plain(*given, bare=True),
-    }
+    trainers = {"ours": ours, "trl": trl, "peft": partial(plain, bare=False), "bare": partial(plain, bare=True)}
+    make: Any = partial(sampled, ours=contender == "ours") if task == "sample" else trainers[contender]
+    run(make(task, rows, model, precision, int(batch)))
+
+
+def run(steps: Iterator[Step]) -> None:
+    """Makes the first step, which is not timed, and one more for each line on stdin."""
     began = time.perf_counter()
-    steps = makers[contender](task, rows, model, precision, int(batch))
     next(steps)  # warm, and all that is set up
     out = sys.__stdout__
     assert out is not None

@@ -1,0 +1,1 @@
+"""How fast training and sampling are beside other libraries."""
