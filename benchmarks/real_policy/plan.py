@@ -84,7 +84,7 @@ class Plan:
     """Most samples of an instruction in cells that read them."""
     state_models: int | None = None
     """Recorded models whose texts the policy reads for gold B; None: all."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
 
     @property
     def tiers(self) -> list[tuple[int, int]]:

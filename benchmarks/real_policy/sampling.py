@@ -20,17 +20,19 @@ from .plan import Array, Plan, world_of, write_array
 
 if TYPE_CHECKING:
     from ...agents import LanguageModel
+    from ...agents.precision import Precision
 
 RECORDED_AT_ONCE = 64
 """Recorded texts between two reports of progress."""
 
 
 @cache
-def load_policy(path: str, tokens: int) -> LanguageModel:
+def load_policy(path: str, tokens: int, precision: Precision) -> LanguageModel:
     """The policy, with room for prompts of up to 512 tokens."""
     from ...agents import LanguageModel
 
     policy = LanguageModel.from_pretrained(path, max_response_tokens=tokens)
+    policy.precision = precision
     policy.max_prompt_tokens = int(min(512, num_positions(policy.model.config) - tokens))
     return policy
 
@@ -41,9 +43,7 @@ def draw_answers(plan: Plan, key: str, blocks: Sequence[tuple[int, int]], on_pro
 
     quiet()
     on_progress(ProgressUpdate(key, 0))
-    policy, world, tokens = load_policy(plan.policy, plan.sizes.tokens), world_of(plan), 0
-    # "auto" is decided in each process, by a race: texts would be of two precisions.
-    policy.precision = "bfloat16" if plan.precision == "bfloat16" else "float32"
+    policy, world, tokens = load_policy(plan.policy, plan.sizes.tokens, plan.precision), world_of(plan), 0
     for done, (block, place) in enumerate(blocks, start=1):
         if not plan.answers_file(block, place).is_file():
             instruction = world.at(place)
@@ -96,11 +96,9 @@ def pooled_states(plan: Plan, instructions: Sequence[str], texts: Sequence[str],
 
     NaN where the prompt is too long for the policy.
     """
-    from ...agents.precision import resolve_precision
     from ...agents.prompts import prompt_lengths
 
-    policy = load_policy(plan.policy, tokens)
-    policy.precision = resolve_precision(plan.precision, policy.model)
+    policy = load_policy(plan.policy, tokens, plan.precision)
     lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)
     fits = np.array(lengths) <= policy.max_prompt_tokens
     kept = np.flatnonzero(fits).tolist()

@@ -177,10 +177,10 @@ def test_proxies_are_judged_on_other_instructions(finished):
 def test_states_are_means_over_response_tokens(options):
     import torch
 
-    plan, world = options.plan, world_of(options.plan)
+    plan, world = replace(options.plan, precision="float32"), world_of(options.plan)
     texts = ["A rose.", "A rose looks red and thorny."]
     found = sampling.pooled_states(plan, world.instructions[:2], texts, 12)
-    policy = sampling.load_policy(plan.policy, 12)
+    policy = sampling.load_policy(plan.policy, 12, plan.precision)
     for row, text in enumerate(texts):
         rollouts = policy.as_rollouts(world.instructions[row : row + 1], [text])
         ids = torch.cat([rollouts.prompt_tokens, rollouts.tokens])[None]
