@@ -123,7 +123,7 @@ def _below(name: str) -> dict[str, str]:
 
 def _listing(name: str) -> str:
     usage = f"usage: {' '.join(['alpacafarm', *name.split()])} COMMAND [OPTIONS]"
-    rows = [f"  {each:<16}{about}" for each, about in _below(name).items()]
+    rows = [f"  {each:<18}{about}" for each, about in _below(name).items()]
     more = f"COMMAND --help says more; --version prints the version; {_COMPLETION} bash (zsh, tcsh) a completion."
     return "\n".join([usage, "", "AlpacaFarm as Gymnasium environments.", "", "commands:", *rows, "", more])
 
