@@ -18,7 +18,6 @@ UP_TO: Final = 0.35
 """Flips over which the slope is taken: beyond, hardly anything is left to learn from."""
 HALF_AWAY: Final = 0.25
 """Flips by which a label is worth a quarter: (1 - 2e)^2."""
-ORDER: Final = ("kind", "labels", "flip", "seed")
 Key = tuple[str, str, int, float]
 """Judge, kind, labels, flips."""
 

@@ -11,7 +11,7 @@ chosen on val by the simulated win rate and measured on eval; the whole curve is
 Of a folder of recorded judgements (pip install "alpacafarm-env[recorded]") the instructions are divided: a reward model
 is learned of a real judge's verdicts on some, PPO trains on others, and on the rest a learned gold, fitted on all other
 verdicts, gives the win rate against the recorded reference. --reward-model and --judge put others in their place.
-With a model of 135 M parameters --quick took 8 minutes on two cores; the whole takes hours.
+With a model of 135 M parameters --quick took 8 minutes on two cores.
 
 Source: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4 and figure 4.
 """
