@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 import tyro
@@ -35,14 +34,13 @@ from ...data.load import recorded_dataset
 from ...errors import DataError
 from ...folders import check_model, hash_model
 from ..harness.page import publish
-from ..harness.runner import Cell, ProgressFn, ProgressUpdate, Work, run_cells
+from ..harness.runner import Cell, run_cells
 from ..harness.sources import data_content
-from ..harness.stored import ElapsedTime, file_name
 from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
 from .curves import KINDS, SOURCES, curve_cell
 from .golds import GOLDS, score_samples, state_models
 from .page import TABLES, page
-from .plan import Plan, Sizes, world_of
+from .plan import Plan, Sizes, timed, world_of
 from .sampling import draw_answers, read_recorded_states, read_states
 from .texts import text_cell
 from .training import lora_cell, runs_of, train_policy
@@ -73,6 +71,8 @@ class RealPolicyOptions(StudyOptions):
     """What is done in this call."""
     upto: Count = 1024
     """Most samples of an instruction: 64 and 256 are smaller studies, whose cells are of use to larger ones."""
+    tiers: tuple[tuple[int, int], ...] | None = None
+    """Samples, and how many instructions have them or more, in pairs: 64 80 256 24. Default: the full study's."""
     state_models: Count | None = None
     """Recorded models whose texts the policy reads for gold B. Default: all."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
@@ -86,24 +86,11 @@ class RealPolicyOptions(StudyOptions):
     def plan(self) -> Plan:
         """The plan that the options ask for."""
         sizes = self.sizes or (Sizes.quick() if self.quick else Sizes())
+        sizes = replace(sizes, tiers=self.tiers) if self.tiers else sizes
         upto = max((samples for samples, _ in sizes.tiers if samples <= self.upto), default=sizes.tiers[0][0])
         out = self.folder(NAME)
         given: dict[str, Any] = {name: getattr(self, name) for name in ("data", "state_models", "precision")}
         return Plan(out, policy=self.policy, sizes=sizes, upto=upto, **given)
-
-
-def timed(part: Part, out: Path, key: str, work: Work, on_progress: ProgressFn) -> Sequence[Row]:
-    """The rows of a cell, and one of the time that all calls have taken for it."""
-    (folder := out / "times" / file_name(key)).mkdir(parents=True, exist_ok=True)
-    spent = ElapsedTime(folder)
-
-    def progress(update: ProgressUpdate) -> None:
-        spent.keep()
-        on_progress(update)
-
-    rows = list(work(progress))
-    spent.keep(now=True)
-    return [*rows, {"table": "times", "part": part, "seconds": round(spent.seconds, 1)}]
 
 
 def cells_of(plan: Plan, seeds: int) -> dict[Part, list[Cell]]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +26,9 @@ from ...errors import CheckpointError, DataError
 from ...instructions import Instruction
 from ...seeding import keyed_rng
 from ..experiment.evaluation import subset
-from ..harness.stored import read_stored
+from ..harness.runner import ProgressFn, ProgressUpdate, Work
+from ..harness.stored import ElapsedTime, file_name, read_stored
+from ..harness.study import Row
 from ..surrogates.judged import Judged, read_judged
 
 Array = NDArray[np.float64]
@@ -56,6 +60,14 @@ class Sizes:
     steps: tuple[int, ...] = (0, 5, 10, 20, 30, 40)
     """Steps of PPO after which its policy answers."""
     rollouts: int = 64
+
+    def __post_init__(self) -> None:
+        samples, instructions = zip(*self.tiers, strict=True)
+        rising = all(one < two for one, two in pairwise((0, *samples)))
+        falling = all(one >= two >= 4 for one, two in pairwise((math.inf, *instructions)))
+        if not (rising and falling) or any(num % self.block for num in samples):
+            text = f"more samples each, multiples of {self.block}, of 4 instructions or more and of no more than before"
+            raise DataError(f"--tiers: expected {text}, got {self.tiers}.")
 
     @classmethod
     def quick(cls) -> Sizes:
@@ -186,3 +198,17 @@ def read_array(file: Path) -> Array:
             f"{file}: expected stored numbers, got {error}. Remove the cell that made it from cells/, and call again."
         )
         raise CheckpointError(text) from error
+
+
+def timed(part: str, out: Path, key: str, work: Work, on_progress: ProgressFn) -> Sequence[Row]:
+    """The rows of a cell, and one of the time that all calls have taken for it."""
+    (folder := out / "times" / file_name(key)).mkdir(parents=True, exist_ok=True)
+    spent = ElapsedTime(folder)
+
+    def progress(update: ProgressUpdate) -> None:
+        spent.keep()
+        on_progress(update)
+
+    rows = list(work(progress))
+    spent.keep(now=True)
+    return [*rows, {"table": "times", "part": part, "seconds": round(spent.seconds, 1)}]

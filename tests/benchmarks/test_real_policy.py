@@ -10,7 +10,7 @@ import pytest
 from alpacafarm_env import sandbox
 from alpacafarm_env.benchmarks.harness.page import read_table
 from alpacafarm_env.benchmarks.real_policy import curves, sampling
-from alpacafarm_env.benchmarks.real_policy.__main__ import RealPolicyOptions, run
+from alpacafarm_env.benchmarks.real_policy.__main__ import RealPolicyOptions, cells_of, run
 from alpacafarm_env.benchmarks.real_policy.page import TABLES, page
 from alpacafarm_env.benchmarks.real_policy.plan import Plan, Sizes, world_of
 from alpacafarm_env.data.recorded import reference_digest
@@ -219,3 +219,16 @@ def test_the_full_study_has_cells_of_minutes(options):
     plan = Plan(options.out, None, "policy", Sizes())
     assert [len(each) for each in plan.blocks()] == [200, 300, 360]
     assert max(map(len, plan.chunks())) * plan.sizes.block <= 512
+
+
+def test_tiers_of_ones_own_are_checked(options):
+    assert replace(options, sizes=None, tiers=((64, 80), (256, 24))).plan.tiers == [(64, 80), (256, 24)]
+    for wrong in (((64, 3),), ((65, 80),), ((64, 80), (256, 90)), ((256, 24), (64, 80))):
+        with pytest.raises(DataError):
+            _ = replace(options, sizes=None, tiers=wrong).plan
+
+
+def test_cells_can_be_sent_to_other_processes(options):
+    cells = [cell for each in cells_of(options.plan, 1).values() for cell in each]
+    # What is defined in a __main__ cannot be found there by another process.
+    assert not [cell.key for cell in cells if cell.work.func.__module__.endswith("__main__")]
