@@ -58,7 +58,7 @@ class Contender:
     def __init__(self, name: str, task: str, options: SpeedOptions) -> None:
         precision = options.precision if name == "ours" else options.precision.replace("auto", "float32")
         python = options.trl_python if name == "trl" and options.trl_python else sys.executable
-        given = (name, task, options.rows, options.model, precision, options.batch, options.threads)
+        given = (name, task, options.rows, options.model, precision, options.batch, options.threads, options.rounds)
         paths = os.pathsep.join(path for path in sys.path if path)
         more = {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
         more |= {} if name == "trl" else {"PYTHONPATH": paths}
@@ -87,7 +87,7 @@ class Contender:
     def _read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith("{"):  # others may print too
+            if line.startswith('{"'):  # others may print too
                 step: dict[str, Any] = json.loads(line)
                 return step
         self.process.communicate()

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def ours(task: str, rows: list[dict[str, str]], model: str, precision: Any, batc
     """This package, by its default settings."""
     from alpacafarm_env import agents
     from alpacafarm_env.agents.loop import epoch_batch
+    from alpacafarm_env.agents.rollouts import micro_batches
     from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 
     settings: dict[str, Any] = {"batch_size": batch, "epochs": 1, "precision": precision, "learning_rate": RATE}
@@ -48,9 +50,14 @@ def ours(task: str, rows: list[dict[str, str]], model: str, precision: Any, batc
             config = agents.RewardModelingConfig(**settings)
             agent = agents.RewardModeling(model, pairs, config=config, lora=LoraConfig(**LORA))
             sizes = torch.tensor([sum(map(len, pair)) for pair in agent._pairs])
-    for step, metrics in enumerate(agent.updates(), start=1):
+    updates = agent.updates()
+    for step in count(1):
         chosen = epoch_batch(step, num_items=len(sizes), batch_size=batch, seed=0)
-        yield int(sizes[chosen].sum()), metrics["loss"]
+        if task == "dpo":  # the others read the reference in each step, and DPO has before the first one
+            with torch.no_grad(), agent._loop.processes.autocast():
+                for part in micro_batches(agent._sizes[chosen], agent._loop.micro_batch_tokens):
+                    agent._logprobs(chosen[part])
+        yield int(sizes[chosen].sum()), next(updates)["loss"]
 
 
 def texts(task: str, rows: list[dict[str, str]], model: str) -> tuple[Any, list[tuple[list[int], int]]]:
@@ -114,19 +121,19 @@ def plain(
 
     for start in range(0, len(data) - per_step + 1, per_step):
         part = data[start : start + per_step]
-        count, total = sum(len(ids) - prompt for ids, prompt in part), 0.0
+        num, total = sum(len(ids) - prompt for ids, prompt in part), 0.0
         if bare:
             part = sorted(part, key=lambda each: -len(each[0]))
             while part:
                 size = max(1, 1024 // len(part[0][0]))
-                values = -logprob(part[:size]).sum() / count
+                values = -logprob(part[:size]).sum() / num
                 values.backward()  # type: ignore[no-untyped-call]
                 total, part = total + values.item(), part[size:]
             optimizer.zero_grad()
         else:
             values = logprob(part)
             if task == "sft":
-                loss = -values.sum() / count
+                loss = -values.sum() / num
             else:
                 reference: Any = 0.0
                 if task == "dpo":
@@ -228,10 +235,14 @@ def trl(task: str, rows: list[dict[str, str]], model: str, precision: str, batch
         yield done.get()
 
 
-def main(contender: str, task: str, file: str, model: str, precision: str, batch: str, threads: str) -> None:
+def main(
+    contender: str, task: str, file: str, model: str, precision: str, batch: str, threads: str, rounds: str
+) -> None:
     """Make a step for each line on stdin; after it, and before the first, write a line of JSON."""
     torch.set_num_threads(int(threads))
     rows = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    if task != "sample":
+        rows = rows[: int(batch) * (int(rounds) + 2)]  # nothing is read that no step needs, but a batch to spare
     trainers = {"ours": ours, "trl": trl, "peft": partial(plain, bare=False), "bare": partial(plain, bare=True)}
     make: Any = partial(sampled, ours=contender == "ours") if task == "sample" else trainers[contender]
     run(make(task, rows, model, precision, int(batch)))

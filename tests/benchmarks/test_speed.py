@@ -33,7 +33,7 @@ def test_a_contender_that_ends_is_named(options):
 def test_contenders_take_turns(options, tmp_path, monkeypatch):
     turns = tmp_path / "turns"
     program = (
-        "import sys; turns = open(sys.argv[-1], 'a'); print('loading'); print('{}', flush=True)\n"
+        "import sys; turns = open(sys.argv[-1], 'a'); print('loading'); print('{\"start\": 1}', flush=True)\n"
         "for _ in sys.stdin: turns.write(sys.argv[1] + ' '); turns.flush(); print('{\"loss\": 1}', flush=True)"
     )
     (tmp_path / "contender.py").write_text(f"import sys; sys.argv.append({str(turns)!r})\n{program}")
