@@ -38,7 +38,7 @@ from ..pretrained import reading
 from ..seeding import keyed_rng
 from . import checkpoints
 from .fused import unfuse
-from .memory import GB, DeviceMemory, Probe, checkpointed_layers, first_tried, gradient_checkpointing
+from .memory import GB, DeviceMemory, Probe, checkpointed_layers, first_tried, gradient_checkpointing, keep_freed_memory
 from .optimizer import Optimizer
 from .precision import Precision
 from .processes import Processes, float32_matmuls, settled
@@ -133,6 +133,8 @@ class Loop:
         self.step, self.state = 0, dict[str, float]()
         self.micro_batch_tokens = config.micro_batch_tokens or first_tried(device)
         self.memory = DeviceMemory(device)
+        if device.type == "cpu":
+            keep_freed_memory()
         self.seconds: dict[str, float] = {}
         self.peaks: dict[str, int] | None = None
         self.probe: Probe | None = None

@@ -8,6 +8,7 @@ micro-batch takes. A GPU answers what is too large with an error, and loses noth
 
 import ctypes
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -113,6 +114,19 @@ def free_memory(device: torch.device) -> int:
 def first_tried(device: torch.device) -> int:
     """Tokens of a micro-batch before anything is measured."""
     return FIRST_TRIED.get(device.type, FIRST_TRIED["cuda"])
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc keep what tensors of up to 32 MB free, instead of giving it back and paging it in again.
+
+    Of a step on a CPU that takes 2 to 3 %; up to 1 GB stays with the process. Nothing where the environment sets
+    malloc's own variables, or malloc is another.
+    """
+    chosen = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & set(os.environ)
+    if sys.platform == "linux" and not chosen and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
+        libc.mallopt(m_mmap_threshold, 32 << 20)  # the most it takes itself to; setting the other fixes it
+        libc.mallopt(m_trim_threshold, 1 << 30)
 
 
 class DeviceMemory:

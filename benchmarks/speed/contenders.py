@@ -193,7 +193,7 @@ def trl(task: str, rows: list[dict[str, str]], model: str, precision: str, batch
         for row in rows
     ]
     config = getattr(library, f"{kind}Config")(
-        output_dir="trl_out", per_device_train_batch_size=batch, num_train_epochs=1, max_length=LENGTH, report_to=[],
+        output_dir="trl_out", per_device_train_batch_size=batch, num_train_epochs=9, max_length=LENGTH, report_to=[],
         logging_steps=1, use_cpu=True, save_strategy="no", bf16=precision == "bfloat16", learning_rate=RATE,
         gradient_checkpointing=False, dataloader_pin_memory=False, disable_tqdm=True,
     )  # fmt: skip

@@ -49,6 +49,10 @@ PAGES = {
     "method_ranking": ("method_ranking.page", "table.csv"),
     "overoptimization": ("overoptimization.page", "table.csv", "reward_models.csv"),
     "protocol": ("protocol.__main__", "table.csv"),
+    "real_policy": (
+        *("real_policy.page", "table.csv", "falls.csv", "slopes.csv", "golds.csv", "runs.csv", "texts.csv"),
+        "times.csv",
+    ),
     "recorded_noise": ("recorded_noise.page", "table.csv", "curves.csv", "claims.csv", "accuracy.csv"),
     "reward_model_accuracy": ("reward_model_accuracy", "table.csv"),
     "win_rate_curve": ("win_rate_curve.page", "table.csv", "val.csv"),

@@ -1,5 +1,8 @@
 """Memory: what keeps a step within it, and micro-batches that fit, by passes that never take more than is there."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -237,3 +240,25 @@ def test_a_reward_model_keeps_no_mask_for_its_backward_pass(policy_folder):
         agent._sums(agent._pairs)
     assert len({len(text) for pair in agent._pairs for text in pair}) > 1  # so that there are pads
     assert not [shape for shape in shapes if len(shape) == 4 and shape[-1] == shape[-2] > 4]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc's malloc")
+def test_freed_memory_is_kept():
+    program = (
+        "import resource, sys, torch\n"
+        "from alpacafarm_env.agents.memory import keep_freed_memory\n"
+        "torch.set_num_threads(1)\n"
+        "if sys.argv[1] == 'keep': keep_freed_memory()\n"
+        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "def step(): return [torch.ones(2_000_000) for _ in range(10)]\n"
+        "step(); before = faults()\n"
+        "for _ in range(10): step()\n"
+        "print(faults() - before)"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    given = {"capture_output": True, "text": True, "env": environ}
+    faults = {
+        how: int(subprocess.run([sys.executable, "-c", program, how], check=True, **given).stdout)
+        for how in ("", "keep")
+    }
+    assert faults["keep"] < faults[""] / 10
