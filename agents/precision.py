@@ -40,9 +40,9 @@ def resolve_precision(name: Literal["auto"] | Precision, model: nn.Module) -> Pr
 @cache
 def _raced(device: str) -> Precision:
     seconds = race(device)
-    gain = seconds["float32"] / seconds["bfloat16"]
-    chosen: Precision = "bfloat16" if gain >= GAIN else "float32"
-    sys.stderr.write(f"Precision {chosen}: products in bfloat16 take 1/{gain:.1f} of float32's time here.\n")
+    ratio = seconds["bfloat16"] / seconds["float32"]
+    chosen: Precision = "bfloat16" if ratio * GAIN <= 1 else "float32"
+    sys.stderr.write(f"Precision {chosen}: products in bfloat16 take {ratio:.2g} times as long as in float32 here.\n")
     return chosen
 
 

@@ -56,7 +56,7 @@ def ours(task: str, rows: list[dict[str, str]], model: str, precision: Any, batc
         if task == "dpo":  # the others read the reference in each step, and DPO has before the first one
             with torch.no_grad(), agent._loop.processes.autocast():
                 for part in micro_batches(agent._sizes[chosen], agent._loop.micro_batch_tokens):
-                    agent._logprobs(chosen[part])
+                    agent._logprobs(torch.as_tensor(chosen)[part])
         yield int(sizes[chosen].sum()), next(updates)["loss"]
 
 
@@ -155,7 +155,8 @@ def sampled(_: str, rows: list[dict[str, str]], model: str, precision: Any, __: 
     from alpacafarm_env.instructions import Instruction
 
     torch.manual_seed(0)  # `generate` draws from the global generator
-    policy = agents.LanguageModel.from_pretrained(model, lora=LoraConfig(**LORA, task_type="CAUSAL_LM"))
+    adapters = LoraConfig(**LORA, task_type="CAUSAL_LM")
+    policy = agents.LanguageModel.from_pretrained(model, lora=adapters, max_prompt_tokens=SHORT)
     instructions = [Instruction(row["instruction"]) for row in rows if len(row["instruction"]) < SHORT][:NUM_SAMPLED]
     policy.precision = resolve_precision(precision, policy.model)
     prompts = policy.encode_prompts(instructions)
