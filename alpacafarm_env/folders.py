@@ -152,8 +152,11 @@ def hash_model(name: Path | str) -> Content:
 
 
 def check_model(name: Path | str) -> None:
-    """Raises CheckpointError for a model's name that can only be meant as a local folder, where there is none."""
-    if not may_be_hub_name(name) and not Path(name).is_dir():
+    """Raises CheckpointError for a folder that is no model's, and for a name that can only be meant as one's."""
+    if (folder := Path(name)).is_dir():
+        if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
+            raise CheckpointError(f"{name}: expected a model's folder, with a config.json, got one without.")
+    elif not may_be_hub_name(name):
         raise CheckpointError(f"{name}: expected a model's folder, found none.")
 
 

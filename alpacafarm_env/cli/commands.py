@@ -128,7 +128,9 @@ class DataAlpacaEval(Options):
         """
         from ..data.alpaca_eval import make_recorded
 
-        return Report(f"{make_recorded((self.checkout, *self.older), self.out)}\nwritten: {self.out}")
+        made = make_recorded((self.checkout, *self.older), self.out)
+        study = f"python -m alpacafarm_env.benchmarks.recorded_noise --data {self.out} --quick"
+        return Report(f"{made}\nwritten: {self.out}\nWhat noisy labels do to it, in a figure: {study}")
 
 
 @dataclass(frozen=True, kw_only=True)

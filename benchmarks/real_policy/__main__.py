@@ -86,7 +86,7 @@ class RealPolicyOptions(StudyOptions):
     def plan(self) -> Plan:
         """The plan that the options ask for."""
         sizes = self.sizes or (Sizes.quick() if self.quick else Sizes())
-        sizes = replace(sizes, tiers=self.tiers) if self.tiers else sizes
+        sizes = sizes if self.tiers is None else replace(sizes, tiers=self.tiers)
         upto = max((samples for samples, _ in sizes.tiers if samples <= self.upto), default=sizes.tiers[0][0])
         out = self.folder(NAME)
         given: dict[str, Any] = {name: getattr(self, name) for name in ("data", "state_models", "precision")}

@@ -62,12 +62,12 @@ class Sizes:
     rollouts: int = 64
 
     def __post_init__(self) -> None:
-        samples, instructions = zip(*self.tiers, strict=True)
+        samples, instructions = zip(*self.tiers, strict=True) if self.tiers else ((), ())
         rising = all(one < two for one, two in pairwise((0, *samples)))
         falling = all(one >= two >= 4 for one, two in pairwise((math.inf, *instructions)))
-        if not (rising and falling) or any(num % self.block for num in samples):
-            text = f"more samples each, multiples of {self.block}, of 4 instructions or more and of no more than before"
-            raise DataError(f"--tiers: expected {text}, got {self.tiers}.")
+        if not (self.tiers and rising and falling) or any(num % self.block for num in samples):
+            text = f"a multiple of {self.block} samples, more in each; 4 or more instructions, no more than before"
+            raise DataError(f"--tiers: expected pairs ({text}), got {self.tiers}.")
 
     @classmethod
     def quick(cls) -> Sizes:

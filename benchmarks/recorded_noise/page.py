@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...statistics import Interval
@@ -31,11 +32,14 @@ def page(folder: Path) -> Page:
     """The result that the study's files hold."""
     names = ("table", "curves", "claims", "accuracy")
     settings, curves, claims, accuracy = (read_table(folder / f"{name}.csv") for name in names)
-    facts, seeds = read_manifest(folder)["facts"], len(read_manifest(folder)["seeds"])
+    manifest = read_manifest(folder)
+    facts, seeds = manifest["facts"], len(manifest["seeds"])
     others = claims.judge.eq("other").any()
+    quick = "Quick form, no result. " if manifest["quick"] else ""
     note = (
-        f"Level: recorded; judge {facts['judge']}, {facts['num_verdicts']} verdicts on {facts['num_models']} models "
-        f"and {facts['num_instructions']} instructions; {seeds} repeats; 95 % intervals over repeats and instructions."
+        f"{quick}Level: recorded; judge {facts['judge']}, {facts['num_verdicts']} verdicts on {facts['num_models']} "
+        f"models and {facts['num_instructions']} instructions; {seeds} repeats; 95 % intervals over repeats and "
+        "instructions."
     )
     slopes, matched = claims[claims.claim == "slope of the drop"], claims[claims.claim.isin(MATCHED)]
     doubled, own = claims[claims.claim.isin(DOUBLED)], slopes[slopes.judge == "own"]
@@ -208,13 +212,20 @@ def draw_curves(curves: pd.DataFrame, kind: str, note: str) -> Drawn:
             axes[1, column].plot(x, rows.proxy, **look)
         axes[0, column].set_title(f"{size:,} labels", fontsize=10)
         axes[1, column].set_xlabel("KL from the uniform choice (nats)")
-    axes[0, 0].set_ylabel("gold: win rate gained (points)")
-    axes[1, 0].set_ylabel("proxy gained (its spread)")
+    axes[0, 0].set_ylabel("gold: win rate gained over n = 1 (points)")
+    axes[1, 0].set_ylabel("proxy gained (SD within an instruction)")
     axes[1, 0].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="lower right")
     for axis in axes.flat:
         grid(axis)
+    keep_in_view(axes[0, 0], own[own.labels.isin(sizes)].gold)
     title = f"Best of n held-out responses by {TITLES[kind]}"
-    return Drawn(titled(figure, title, f"Bands: {note}"), f"{title}: gold above, proxy below. {note}")
+    return Drawn(titled(figure, title, note), f"{title}: gold above, proxy below. {note}")
+
+
+def keep_in_view(axis: Axes, values: pd.Series) -> None:
+    """Ends an axis a range above and below its values: of few repeats an interval may be many times as wide."""
+    room, (bottom, top) = values.max() - values.min(), axis.get_ylim()
+    axis.set_ylim(max(bottom, values.min() - room), min(top, values.max() + room))
 
 
 def draw_information(settings: pd.DataFrame, note: str) -> Drawn:
@@ -236,8 +247,10 @@ def draw_information(settings: pd.DataFrame, note: str) -> Drawn:
             if not column:
                 axis.set_ylabel(label)
         axes[0, column].set_title(TITLES[kind], fontsize=10)
-        axes[1, column].set_xlabel("N(1 − 2e)²: as many clean labels")
+        axes[1, column].set_xlabel("N(1 − 2e)²: labels without flips that tell as much")
         axes[1, column].axhline(0, color="#888888", linestyle="--", linewidth=1)
+    for row, measure in enumerate(labels):
+        keep_in_view(axes[row, 0], own[measure])
     axes[0, 0].legend(fontsize=8, frameon=False)
     title = "What is gained and lost, against the information in the labels"
-    return Drawn(titled(figure, title, f"Bars: {note}"), f"Peak and drop against N(1 - 2e)². {note}")
+    return Drawn(titled(figure, title, note), f"Peak and drop against N(1 - 2e)². {note}")

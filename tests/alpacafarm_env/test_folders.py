@@ -163,12 +163,14 @@ def test_what_is_not_there_has_no_content(tmp_path):
 
 
 def test_missing_paths_are_no_hub_names(tmp_path, monkeypatch):
-    (tmp_path / "runs").mkdir()
+    for folder in ("runs", "model"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    for name in ("runs/polcy", "./policy", "~/policy", "/no/policy", "a/b/c", Path("policy")):
+    for name in ("runs/polcy", "./policy", "~/policy", "/no/policy", "a/b/c", Path("policy"), "runs"):
         with pytest.raises(CheckpointError, match=str(name)):
             check_model(name)
-    for name in ("gpt2", "tatsu-lab/alpaca-farm", "runs", tmp_path):
+    for name in ("gpt2", "tatsu-lab/alpaca-farm", "model", tmp_path / "model"):
         check_model(name)
 
 

@@ -223,7 +223,7 @@ def test_the_full_study_has_cells_of_minutes(options):
 
 def test_tiers_of_ones_own_are_checked(options):
     assert replace(options, sizes=None, tiers=((64, 80), (256, 24))).plan.tiers == [(64, 80), (256, 24)]
-    for wrong in (((64, 3),), ((65, 80),), ((64, 80), (256, 90)), ((256, 24), (64, 80))):
+    for wrong in ((), ((64, 3),), ((65, 80),), ((64, 80), (256, 90)), ((256, 24), (64, 80))):
         with pytest.raises(DataError):
             _ = replace(options, sizes=None, tiers=wrong).plan
 
