@@ -96,7 +96,8 @@ def take(folder: Path, docs: Path, *, changed: bool = False) -> str:
     name = manifest["name"]
     if name not in PAGES:
         sys.exit(f"{folder}: expected one of the studies {', '.join(PAGES)}, got {name!r}.")
-    if manifest["complete"] is not True or manifest.get("quick") is not False:
+    told = manifest["facts"].get("missing")  # a study in parts says on its page what is not done
+    if not (manifest["complete"] is True or told) or manifest.get("quick") is not False:
         sys.exit(f"{folder}: expected a study that was finished without --quick. Run its command to the end.")
     stored = read_manifest(docs / name)["config"] if (docs / name / MANIFEST).exists() and not changed else {}
     if stored and (others := differences(stored, manifest["config"])):
@@ -126,7 +127,7 @@ def refuse_cut(path: Path, seeds: Sequence[int]) -> None:
             f"{path}: expected a whole table, got one whose last line does not end. Run the study's command again."
         )
     table = read_table(path)
-    if "seed" in table and {*table.seed} != {*seeds}:
+    if "seed" in table and len(table) and {*table.seed} != {*seeds}:
         found = ", ".join(map(str, sorted({*table.seed})))
         sys.exit(f"{path}: expected the manifest's seeds {', '.join(map(str, seeds))}, got {found}.")
 
@@ -216,8 +217,9 @@ def measured(folder: Path) -> str:
     which = ", ".join(f"{name} {versions[name]}" for name in ("alpacafarm-env", "torch", "numpy"))
     tables = ", ".join(f"[{file.name}]({folder.name}/{file.name})" for file in sorted(folder.glob("*.csv")))
     table = read_table(folder / "table.csv")
+    untrained = {"ppo", "dpo"} <= {*manifest["facts"].get("missing", ())}  # the seeds are those of runs
     groups = [table[name] for name in ("treatment", "method") if "seed" in table and name in table]
-    counts = table.groupby(groups).seed.nunique() if groups else [len(manifest["seeds"])]
+    counts = table.groupby(groups).seed.nunique() if groups else [0 if untrained else len(manifest["seeds"])]
     seeds = f", {seeds_text(counts)}" if max(counts) > 1 else ""
     return f"Measured on {manifest['date']}{seeds}, with {which}. Every number: {tables}."
 
