@@ -28,7 +28,7 @@ BUDGETS = {
     "wrappers": 110,
     "benchmarks": 7_243,
     "examples": 400,
-    "tests": 18_761,
+    "tests": 18_765,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {
