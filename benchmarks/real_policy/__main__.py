@@ -175,8 +175,7 @@ def write_results(study: Study, rows: Sequence[Row], missing: Mapping[Part, str]
             study.write_table(chosen, columns)
         else:
             write_csv(study.out / f"{name}.csv", chosen, columns)
-    tokens = sum(row["tokens"] for row in rows if row["table"] == "drawn")
-    study.note(level="recorded and live", missing=dict(missing), tokens=tokens)
+    study.note(level="recorded and live", missing=dict(missing))
     publish(study, page(study.out))
 
 

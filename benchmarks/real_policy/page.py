@@ -60,7 +60,7 @@ CURVE: Final = {
 FALL: Final = {
     **CURVE, "flips, %": "{flips:g}", "right, %": "{accuracy:.1f}", "gained at the peak": "interval:peak",
     "peak at n": "{n_peak}", "gained at the end": "interval:end", "fall": "interval:drop", "by Holm": "{said}",
-    "fall that would be seen": "{seen:.2f}", "repeats, instructions": "{repeats}, {instructions}",
+    "fall that would be seen": "{seen_text}", "repeats, instructions": "{repeats}, {instructions}",
 }  # fmt: skip
 SLOPE: Final = {**CURVE, "fall, per 10 points of flips": "interval:", "by Holm": "{said}"}
 GOLD: Final = {
@@ -82,6 +82,8 @@ def page(folder: Path) -> Page:
     found = {name: read_table(folder / f"{'table' if name == 'curves' else name}.csv") for name in TABLES}
     falls = found["falls"].copy()
     falls["holm"] = rejected(falls.drop_chance.to_numpy()) if len(falls) else []
+    # Of a curve that is highest at its end nothing tells the error of a fall.
+    falls["seen"] = (POWER * falls.drop_error).where(falls.n_peak < falls.samples)
     falls["clear"] = falls.holm & (falls.drop_mean > 0)
     slopes = found["slopes"][found["slopes"].of == "drop"].copy()
     slopes["holm"] = rejected(slopes.chance.to_numpy()) if len(slopes) else []
@@ -106,7 +108,7 @@ def page(folder: Path) -> Page:
     if len(found["runs"]):
         figures["training"] = Drawn(draw_runs(found["runs"]), caption("runs"))
     said = sentences(
-        "real_policy/findings.txt.j2", falls=falls, slopes=slopes, runs=runs, missing=missing, words=WORDS, power=POWER,
+        "real_policy/findings.txt.j2", falls=falls, slopes=slopes, runs=runs, missing=missing, words=WORDS,
         kept=information(falls), information=INFORMATION,
     )  # fmt: skip
     return Page(
@@ -155,7 +157,7 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
     """With words for the columns that say whose labels, pairs and proxy a row is of."""
     known = {"gold": {"a": "gold A", "b": "gold B"}, "source": WORDS, "kind": WORDS}
     words = {name: frame[name].map(names) for name, names in known.items()}
-    extra = {"flips": 100 * frame.flip, "seen": POWER * frame.drop_error} if "flip" in frame else {}
+    extra = {"flips": 100 * frame.flip, "seen_text": frame.seen.map(number)} if "flip" in frame else {}
     return frame.assign(**words, **extra)
 
 

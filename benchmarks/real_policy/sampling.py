@@ -43,16 +43,15 @@ def draw_answers(plan: Plan, key: str, blocks: Sequence[tuple[int, int]], on_pro
 
     quiet()
     on_progress(ProgressUpdate(key, 0))
-    policy, world, tokens = load_policy(plan.policy, plan.sizes.tokens, plan.precision), world_of(plan), 0
+    policy, world = load_policy(plan.policy, plan.sizes.tokens, plan.precision), world_of(plan)
     for done, (block, place) in enumerate(blocks, start=1):
         if not plan.answers_file(block, place).is_file():
             instruction = world.at(place)
             generator = keyed_generator(plan.seed, "real policy", str(instruction), block)
             drawn = policy.generate([instruction], generator=generator, num_samples=plan.sizes.block)
             plan.write_answers(block, place, list(drawn.texts))
-            tokens += len(drawn.tokens)
         on_progress(ProgressUpdate(key, done))
-    return [{"table": "drawn", "blocks": len(blocks), "tokens": tokens}]
+    return []
 
 
 def read_states(plan: Plan, key: str, blocks: Sequence[tuple[int, int]], on_progress: ProgressFn) -> list[Row]:
