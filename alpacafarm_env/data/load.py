@@ -134,12 +134,16 @@ def _load_hub(name: str, allow_overlap: bool) -> Dataset:
 def recorded_dataset(name: str | None) -> RecordedDataset:
     """The data folder of `--data` or of the environment variable; DataError if it holds no recorded judgements."""
     folder = name or os.environ.get(DATA_VARIABLE)
+    made = "`alpacafarm data alpaca-eval CLONE --out FOLDER` makes one of a clone of AlpacaEval."
     if not folder:
-        raise DataError(f"expected a data folder: give --data, or set {DATA_VARIABLE}.")
-    dataset = load_dataset(folder)
+        raise DataError(f"expected a folder of recorded judgements: give --data, or set {DATA_VARIABLE}. {made}")
+    try:
+        dataset = load_dataset(folder)
+    except (DataError, UnknownNameError) as error:
+        raise DataError(f"{error} {made}") from error
     if not isinstance(dataset, RecordedDataset):
         wanted = "a folder with recorded judgements (preferences_<judge>)"
-        raise DataError(f"{folder}: expected {wanted}, got a dataset of the level {dataset.level!r}.")
+        raise DataError(f"{folder}: expected {wanted}, got a dataset of the level {dataset.level!r}. {made}")
     return dataset
 
 

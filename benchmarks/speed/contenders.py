@@ -253,15 +253,18 @@ def run(steps: Iterator[Step]) -> None:
     """Makes the first step, which is not timed, and one more for each line on stdin."""
     began = time.perf_counter()
     next(steps)  # warm, and all that is set up
-    out = sys.__stdout__
-    assert out is not None
-    print(json.dumps({"start": time.perf_counter() - began}), file=out, flush=True)
+
+    def say(result: dict[str, float]) -> None:
+        # A line of its own, in one piece: a trainer prints from a thread of its own.
+        sys.__stdout__.write(f"\n{json.dumps(result)}\n")  # type: ignore[union-attr]
+        sys.__stdout__.flush()  # type: ignore[union-attr]
+
+    say({"start": time.perf_counter() - began})
     for _ in sys.stdin:
         began = time.perf_counter()
         tokens, loss = next(steps)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-        result = {"tokens": tokens, "loss": loss, "seconds": time.perf_counter() - began, "gb": peak}
-        print(json.dumps(result), file=out, flush=True)
+        say({"tokens": tokens, "loss": loss, "seconds": time.perf_counter() - began, "gb": peak})
 
 
 if __name__ == "__main__":
