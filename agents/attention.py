@@ -1,18 +1,36 @@
-"""Causal attention of training in bfloat16 on a CPU, where torch's own is slow in its backward pass.
+"""Causal attention of training on a CPU: of rows one behind the other, without pads; and in bfloat16.
 
-Heads that share a key are rows of one product: keys and values are not repeated.
+A pad takes as long as a token. So rows of several lengths are one row of tokens, of which attention alone knows where
+each begins. In bfloat16 torch's own attention is slow in its backward pass. Here heads that share a key are rows of one
+product: keys and values are not repeated.
 """
 
 import math
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
+
+from .precision import SMALL
 
 LONGEST: Final = 512
 """Tokens of a row from which the share of each token in each other is too much to keep."""
+
+
+def packs(model: nn.Module) -> bool:
+    """Whether a model takes `packed_lengths`: a large one on a CPU, all of whose attention is this module's.
+
+    A small model pays for each row's own call; and its numbers stay.
+    """
+    kinds = [module for module in model.modules() if type(module).__name__.endswith("Attention")]
+    if not kinds or not all(is_plain(module) and "forward" in vars(module) for module in kinds):
+        return False
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return on_cpu and sum(parameter.numel() for parameter in model.parameters()) >= SMALL
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -30,14 +48,16 @@ def _forward(
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor | None = None,
+    packed_lengths: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    if (
-        attention_mask is not None
+    """`packed_lengths` are those of the rows that the one row of `hidden_states` consists of; it needs no mask."""
+    lengths = packed_lengths or [hidden_states.shape[1]]
+    own = hidden_states.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu") and max(lengths) <= LONGEST
+    if packed_lengths is None and (
+        not own
+        or attention_mask is not None
         or any(kwargs.get(name) is not None for name in ("cache", "past_key_values"))  # the older name
-        or hidden_states.dtype != torch.bfloat16
-        or not torch.is_autocast_enabled("cpu")
-        or hidden_states.shape[1] > LONGEST
     ):
         result: tuple[Tensor, Tensor | None] = type(attention).forward(
             attention, hidden_states, position_embeddings, attention_mask, **kwargs
@@ -47,9 +67,15 @@ def _forward(
     projections = attention.q_proj, attention.k_proj, attention.v_proj
     query, key, value = (project(hidden_states).view(shape).transpose(1, 2) for project in projections)
     query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-    given = (each.to(hidden_states.dtype) for each in (query, key, value))
-    mixed = _CausalAttention.apply(*given, attention.scaling)  # type: ignore[no-untyped-call]
+    rows = zip(*(each.to(hidden_states.dtype).split(lengths, 2) for each in (query, key, value)), strict=True)
+    mixed = torch.cat([_attend(q, k, v, attention.scaling, own=own) for q, k, v in rows], 2)
     return attention.o_proj(mixed.transpose(1, 2).reshape(*shape[:2], -1)), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, *, own: bool) -> Tensor:
+    if own:
+        return _CausalAttention.apply(query, key, value, scale)  # type: ignore[no-any-return, no-untyped-call]
+    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
 
 
 class _CausalAttention(torch.autograd.Function):

@@ -29,7 +29,7 @@ from .losses import masked_moments
 from .policy_agent import PolicyConfig, fitting
 from .processes import Processes, judge_together
 from .prompts import prompt_lengths
-from .rollouts import Rollouts, length_mask, micro_batches, pad_rows
+from .rollouts import Rollouts, length_mask, pad_rows
 from .settings import Count, NonNegative, Positive
 
 DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and round)"}
@@ -186,7 +186,7 @@ def columns(loop: Loop, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor
     """`compute` of each response token, [B, T], in micro-batches."""
     device = rollouts.lengths.device
     table = torch.zeros(length_mask(rollouts.lengths).shape, device=device)
-    for rows in micro_batches(rollouts.total_lengths, loop.micro_batch_tokens):
+    for rows in loop.cut(rollouts.total_lengths):
         part = rollouts[rows.to(device)]
         with loop.processes.autocast():
             table[rows.to(device)] = pad_rows(compute(part), part.lengths, width=table.shape[1])
@@ -215,7 +215,7 @@ def update_in_epochs(
         # The same order on all processes: a minibatch is one of all, of which each works on the rows it has.
         order = keyed_rng(loop.seed, "minibatches", key[0], epoch, *key[1:]).permutation(trained)
         for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
-            cut = micro_batches(total_lengths[rows], loop.micro_batch_tokens)
+            cut = loop.cut(total_lengths[rows])
             micro = [rows[part].to(rollouts.lengths.device) for part in cut]
             updates.append(loop.update(micro, sums, count=int(lengths[rows].sum())))
     return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from ..instructions import Preference
 from ..terminal import make_bar
+from .attention import packs
 from .language_model import LanguageModel
 from .loop import Resume, Sums, epoch_batch
 from .losses import dpo_loss, implicit_rewards
@@ -93,7 +94,6 @@ class DPO(PolicyAgent):
         # The chosen responses, then the rejected ones in the same order.
         texts = [preference.chosen for preference in kept] + [preference.rejected for preference in kept]
         self._data = teacher_forced(self.policy, [preference.instruction for preference in kept] * 2, texts)
-        self._sizes = 2 * self._data.total_lengths.view(2, -1).amax(0).cpu()  # a pair takes twice its longer text
         check_budget(self.config.micro_batch_tokens, int(self._sizes.max()), who=self.label)
         identity = data_identity("responses", self._data)
         # Or the processes' shares of the reference would not fit together.
@@ -120,13 +120,19 @@ class DPO(PolicyAgent):
         for step in self._loop:
             batch = epoch_batch(step, num_items=self._num_pairs, batch_size=self.config.batch_size, seed=self.seed)
             pairs = self._loop.processes.share(batch)
-            micro = micro_batches(self._sizes[pairs], self._loop.micro_batch_tokens)
+            micro = self._loop.cut(self._sizes[pairs])
             means = self._loop.update(micro, partial(self._sums, pairs), count=len(pairs))
             yield self._loop.log(means)
 
+    @property
+    def _sizes(self) -> Tensor:
+        """Tokens of the pairs in a micro-batch, [N]: padded, a pair takes twice its longer text."""
+        lengths = self._data.total_lengths.view(2, -1).cpu()
+        return lengths.sum(0) if packs(self.policy.model) else 2 * lengths.amax(0)
+
     def _largest(self) -> tuple[list[int], Sums]:
-        pairs = self._longest_rows(self._sizes, self.config.batch_size)
-        return self._sizes[pairs].tolist(), partial(self._sums, pairs)
+        pairs = self._longest_rows(sizes := self._sizes, self.config.batch_size)
+        return sizes[pairs].tolist(), partial(self._sums, pairs)
 
     def _sums(self, numbers: Tensor, rows: Tensor) -> dict[str, Tensor]:
         """Sums over some rows of a batch of pairs, given by their numbers."""
@@ -163,7 +169,7 @@ class DPO(PolicyAgent):
         mine = processes.share(np.arange(self._num_pairs))
         # Not tried for memory, so few on any device.
         tokens = self.config.micro_batch_tokens or min(4096, first_tried(self.policy.device))
-        parts = micro_batches(self._sizes[mine], tokens)
+        parts = micro_batches(self._sizes[mine], tokens, packed=packs(self.policy.model))
         with make_bar(len(parts), "DPO reference", show=processes.is_main, unit="batch") as bar:
             for rows in parts:
                 with processes.autocast(), float32_matmuls(self.policy.device, tf32=self.config.tf32):

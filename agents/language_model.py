@@ -53,7 +53,7 @@ from .prompts import (
     settle_limits,
     silence,
 )
-from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_batch, unpad
+from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_inputs, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
 from .served_sampler import ServedSampler
@@ -390,9 +390,8 @@ class LanguageModel(NoCopy):
     def _read(self, rollouts: Rollouts, role: str) -> Tensor:
         """What a role's output layer gives at each response token's place, [sum T, V]."""
         model = self._role(role)
-        ids, predicts = scoring_batch(rollouts.to(self.device), fill_token_id=self.tokenizer.eos_token_id)
-        check_positions(self._base_model, ids.shape[1])
-        inputs = {"input_ids": ids, "use_cache": False}
+        check_positions(self._base_model, int(rollouts.total_lengths.max()) if len(rollouts) else 1)
+        inputs, predicts = scoring_inputs(model, rollouts.to(self.device), self.tokenizer.eos_token_id)
         with output_layer_at(model, predicts), torch.set_grad_enabled(torch.is_grad_enabled() and role == "policy"):
             if role == "policy" or model is self.reference:
                 return cast(Tensor, (self.model if role == "policy" else model)(**inputs).logits)

@@ -37,11 +37,13 @@ from ..folders import claim
 from ..pretrained import reading
 from ..seeding import keyed_rng
 from . import checkpoints
+from .attention import packs
 from .fused import unfuse
 from .memory import GB, DeviceMemory, Probe, checkpointed_layers, first_tried, gradient_checkpointing, keep_freed_memory
 from .optimizer import Optimizer
 from .precision import Precision
 from .processes import Processes, float32_matmuls, settled
+from .rollouts import micro_batches
 from .settings import FREE_TO_CHANGE, TrainingConfig, schedule_factor
 from .sharding import full, local, make_shards
 from .tracking import RunLog
@@ -153,12 +155,17 @@ class Loop:
         for module in (*modules.values(), *frozen) if config.sharding == "full" else ():
             unfuse(module)
         self._shards = make_shards(modules, frozen, sharding=config.sharding, count=self.processes.count)
+        self._packed = all(map(packs, modules.values()))
         with self._split():
             self._optimizer = Optimizer(trained(modules), config)
         self.parameters = self._optimizer.parameters
         if out is not None:
             metrics_bytes = 0 if folder is None else self.processes.together(lambda: self._restore(folder))
             self.processes.together(lambda: self._continue(out, metrics_bytes))
+
+    def cut(self, total_lengths: Sequence[int] | Tensor) -> list[Tensor]:
+        """Micro-batches of rows of so many tokens each."""
+        return micro_batches(total_lengths, self.micro_batch_tokens, packed=self._packed)
 
     def update(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:
         """One optimizer update on this process's micro-batches (row numbers; maybe none) of `count` real items.

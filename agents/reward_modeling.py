@@ -35,18 +35,19 @@ from ..chat_templates import ChatTemplate, load_template
 from ..errors import CheckpointError
 from ..folders import check_model
 from ..instructions import Preference
-from ..last_layer import last_mlp_for_scores, pad_before_score
+from ..last_layer import last_mlp_at, last_mlp_for_scores, pad_before_score
 from ..oracles.reward_model import OWN_CONFIG, cut_middle, float32_head, new_scorer, num_positions
 from ..pretrained import load_tokenizer, reading
 from ..templates import PromptTemplate
 from .adapters import merge, turn_off_dropout, with_adapter
+from .attention import packs
 from .checkpoints import fingerprint, load_weights
 from .loop import Loop, Resume, Sums, epoch_batch, keyed_generator
 from .losses import pairwise_loss
 from .policy_agent import Trainer, merge_folder
 from .processes import default_device
 from .prompts import check_budget, check_eos, prompt_lengths, settle, up_to, warn_caller
-from .rollouts import micro_batches, ragged
+from .rollouts import micro_batches, packed_inputs, ragged
 from .saving import end_texts, save_files
 from .settings import Count, Natural, NonNegative, Positive, Schedule, TrainingConfig
 
@@ -172,7 +173,7 @@ class RewardModeling(Trainer):
         self.num_left_out = len(preferences) - len(kept)
         self._targets = None if targets is None else torch.tensor(targets, dtype=torch.float32)[kept]
         self._pairs = self._texts([preferences[number] for number in kept])
-        check_budget(self.config.micro_batch_tokens, max(map(_size, self._pairs)), who=self.label)
+        check_budget(self.config.micro_batch_tokens, max(self._sizes(self._pairs)), who=self.label)
         self._loop = Loop(
             {"reward": self.model},
             config=self.config,
@@ -212,7 +213,7 @@ class RewardModeling(Trainer):
         """Raw (uncalibrated) scores [B] of responses."""
         texts = self._encode(instructions, responses)
         scores = torch.zeros(len(texts), dtype=torch.float64)
-        for rows in micro_batches([len(text) for text in texts], self._loop.micro_batch_tokens):
+        for rows in self._cut([(text,) for text in texts]):
             scores[rows] = self._forward([texts[row] for row in rows.tolist()]).double().cpu()
         return scores.numpy()
 
@@ -288,6 +289,13 @@ class RewardModeling(Trainer):
     def _forward(self, texts: Sequence[list[int]]) -> Tensor:
         """Scores [B] of tokenized texts; padded on the right, read at the last real token. Of none, a pass anyway."""
         given = list(texts) or [[self.tokenizer.eos_token_id]]
+        if self._packs:
+            bare: Any = self.model.get_base_model()
+            tokens, lengths = ragged(given, self.model.device)
+            ends = lengths.cumsum(0) - 1
+            with last_mlp_at(bare, torch.isin(torch.arange(len(tokens)), ends)[None]):
+                hidden = bare.base_model(**packed_inputs(tokens, lengths.tolist())).last_hidden_state
+            return torch.as_tensor(bare.score(hidden[0, ends]))[: len(texts), 0].float()
         padded = self.tokenizer.pad({"input_ids": given}, padding_side="right", return_tensors="pt")
         # A mask would be kept for the backward pass in each layer, and keys repeated for each head that shares them.
         names = ["input_ids"] if pad_before_score(self.model) is not None else ["input_ids", "attention_mask"]
@@ -297,13 +305,23 @@ class RewardModeling(Trainer):
         return torch.as_tensor(logits)[: len(texts), 0].float()
 
     def _largest(self) -> tuple[list[int], Sums]:
-        sizes = torch.tensor([_size(row) for row in self._pairs])
+        sizes = torch.tensor(self._sizes(self._pairs))
         numbers = self._longest_rows(sizes, self.config.batch_size)
         targets = None if self._targets is None else self._targets[numbers]
         return sizes[numbers].tolist(), self._sums_of([self._pairs[row] for row in numbers.tolist()], targets)
 
+    @property
+    def _packs(self) -> bool:
+        """Whether texts go through the model one behind the other, without pads."""
+        return self.lora is not None and pad_before_score(self.model) is not None and packs(self.model)
+
+    def _sizes(self, rows: Sequence[Texts]) -> list[int]:
+        """Tokens of records in a micro-batch, with padding where there is any."""
+        packed = self._packs
+        return [sum(map(len, row)) if packed else len(row) * max(map(len, row)) for row in rows]
+
     def _cut(self, rows: Sequence[Texts]) -> list[Tensor]:
-        return micro_batches([_size(row) for row in rows], self._loop.micro_batch_tokens)
+        return micro_batches(self._sizes(rows), self._loop.micro_batch_tokens, packed=self._packs)
 
     def _inputs(self) -> dict[str, Any]:
         tokens, lengths = ragged([text for pair in self._pairs for text in pair])
@@ -347,11 +365,6 @@ class RewardModeling(Trainer):
         if num_cut := sum(len(row) > limit for row in rows):
             warn_caller(f"{num_cut} of {len(rows)} texts lose their middle to the limit of {limit} tokens.")
         return [cut_middle(row, limit) for row in rows]
-
-
-def _size(row: Texts) -> int:
-    """The tokens of a record in a micro-batch, padding included."""
-    return len(row) * max(map(len, row))
 
 
 def _scoring_model(init: str | Path, seed: int, dtype: torch.dtype) -> Any:

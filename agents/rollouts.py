@@ -13,9 +13,10 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..last_layer import last_mlp_at
+from .attention import packs
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,25 @@ def scoring_batch(rollouts: Rollouts, *, fill_token_id: int) -> tuple[Tensor, Te
     return ids, is_response.roll(-1, dims=1)
 
 
+def scoring_inputs(model: nn.Module, rollouts: Rollouts, fill_token_id: int) -> tuple[dict[str, Any], Tensor]:
+    """A model's keywords for one pass over prompts and responses, and the mask of `scoring_batch`.
+
+    For a model that can, rows are one behind the other, [1, sum L], instead of filled to one length, [B, L].
+    """
+    ids, predicts = scoring_batch(rollouts, fill_token_id=fill_token_id)
+    if len(rollouts) < 2 or not packs(model):
+        return {"input_ids": ids, "use_cache": False}, predicts
+    real = length_mask(rollouts.total_lengths)
+    return packed_inputs(ids[real], rollouts.total_lengths.tolist()), predicts[real][None]
+
+
+def packed_inputs(tokens: Tensor, lengths: list[int]) -> dict[str, Any]:
+    """The keywords for rows of some lengths that are one behind the other in `tokens`, flat [sum L]."""
+    positions = torch.cat([torch.arange(length, device=tokens.device) for length in lengths])
+    given = {"input_ids": tokens[None], "position_ids": positions[None], "packed_lengths": lengths}
+    return {**given, "use_cache": False}
+
+
 @contextmanager
 def output_layer_at(model: Any, positions: Tensor) -> Iterator[None]:
     """Forward passes inside compute the logits of some positions ([B, L] mask) only: flat [n, V] instead of [B, L, V].
@@ -191,10 +211,11 @@ def ragged(rows: Sequence[Sequence[int]], device: torch.device | str | None = No
     return flat, torch.tensor([len(row) for row in rows], dtype=torch.int64, device=device)
 
 
-def micro_batches(total_lengths: Sequence[int] | Tensor, max_tokens: int) -> list[Tensor]:
+def micro_batches(total_lengths: Sequence[int] | Tensor, max_tokens: int, *, packed: bool = False) -> list[Tensor]:
     """Index tensors [b] that hold each row once, grouped so that rows x longest row, in tokens, is within `max_tokens`.
 
-    Longest first: little padding. A row that is longer than that has a micro-batch of its own.
+    Longest first: little padding. A row that is longer than that has a micro-batch of its own. `packed`: rows are not
+    padded, and their sum is within it.
     """
     lengths = torch.as_tensor(total_lengths, dtype=torch.int64, device="cpu")
     order = torch.argsort(lengths, descending=True, stable=True)
@@ -203,6 +224,8 @@ def micro_batches(total_lengths: Sequence[int] | Tensor, max_tokens: int) -> lis
     while start < len(order):
         # The first row of a group is its longest, so it fixes how many fit.
         count = max(1, max_tokens // max(1, int(lengths[order[start]])))
+        if packed:
+            count = max(1, int((lengths[order[start:]].cumsum(0) <= max_tokens).sum()))
         batches.append(order[start : start + count])
         start += count
     return batches

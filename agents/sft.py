@@ -28,7 +28,7 @@ from .loop import Resume, Sums, epoch_batch, keyed_generator
 from .losses import nll_loss
 from .policy_agent import PolicyAgent, PolicyConfig, Run, loaded
 from .prompts import check_budget, conditioned, unconditioned, warn_caller
-from .rollouts import Rollouts, micro_batches, ragged
+from .rollouts import Rollouts, ragged
 from .settings import Count, NonNegative, Positive, Schedule
 
 
@@ -149,7 +149,7 @@ class SFT(PolicyAgent):
         return data.total_lengths.tolist(), partial(self._sums, data)
 
     def _cut(self, data: Rollouts) -> list[Tensor]:
-        return micro_batches(data.total_lengths, self._loop.micro_batch_tokens)
+        return self._loop.cut(data.total_lengths)
 
     def _training_data(self, data: Rollouts) -> Rollouts:
         """The data to train on, made of the demonstrations before the loop starts; for subclasses to change."""

@@ -26,7 +26,7 @@ from ..oracles.reward_model import load_scorer
 from ..pretrained import load_model, load_tokenizer, reading
 from .adapters import as_scorer, bare, builds_on, has_lora, turn_off_dropout, with_adapter
 from .language_model import LanguageModel
-from .rollouts import Rollouts, scoring_batch
+from .rollouts import Rollouts, scoring_inputs
 
 Kind = Literal["model", "adapter"]
 
@@ -107,9 +107,10 @@ class ValueModel(nn.Module):
 
         V_t reads the hidden state of the position that predicts token t: it knows the prompt and the tokens before t.
         """
-        ids, predicts = scoring_batch(rollouts.to(self.head.weight.device), fill_token_id=self._fill_token_id)
+        given = rollouts.to(self.head.weight.device)
+        inputs, predicts = scoring_inputs(self.trunk, given, self._fill_token_id)
         with last_mlp_at(self.trunk, predicts):
-            hidden = self.trunk(input_ids=ids, use_cache=False).last_hidden_state
+            hidden = self.trunk(**inputs).last_hidden_state
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = self.head(hidden[predicts].to(self.head.weight.dtype))[:, 0].float()
         return values

@@ -1,0 +1,72 @@
+"""Rows one behind the other, without pads: the numbers of padded ones, wherever a large model on a CPU reads rows."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from agent_worlds import DEMONSTRATIONS, PREFERENCES
+from tiny_worlds import LORA, load_policy, make_env, small_ppo
+
+from alpacafarm_env.agents import DPO, PPO, SFT, DPOConfig, RewardModeling, RewardModelingConfig, SFTConfig, attention
+from alpacafarm_env.agents.attention import packs
+from alpacafarm_env.agents.language_model import LanguageModel
+
+SETTINGS: dict[str, Any] = {"learning_rate": 1e-2, "batch_size": 8, "epochs": 3}
+
+
+def agent_of(name: str, folder: Path, **changes: Any) -> Any:
+    if name == "reward":
+        config = RewardModelingConfig(**{**SETTINGS, **changes})
+        return RewardModeling(folder, PREFERENCES, config=config, lora=LORA)
+    policy = load_policy(folder, max_response_tokens=40, lora=LORA)
+    if name == "ppo":
+        return PPO(make_env(8), policy, config=replace(small_ppo(), learning_rate=1e-2, value="adapter", **changes))
+    if name == "dpo":
+        return DPO(policy, PREFERENCES, config=DPOConfig(**{**SETTINGS, **changes}))
+    return SFT(policy, DEMONSTRATIONS, config=SFTConfig(**{**SETTINGS, **changes}))
+
+
+@pytest.fixture
+def read_packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows of each pass of rows without pads, of however small a model."""
+    seen: list[int] = []
+    attend = attention._forward
+
+    def counting(layer: Any, *args: Any, packed_lengths: list[int] | None = None, **kwargs: Any) -> Any:
+        seen.extend([len(packed_lengths)] if packed_lengths else [])
+        return attend(layer, *args, packed_lengths=packed_lengths, **kwargs)
+
+    monkeypatch.setattr(attention, "_forward", counting)
+    return seen
+
+
+@pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"precision": "bfloat16"}])
+@pytest.mark.parametrize("name", ["sft", "dpo", "reward", "ppo"])
+def test_it_learns_what_padded_rows_teach(
+    name: str, changes: dict[str, Any], policy_folder: Path, read_packed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    padded = [metrics["loss"] for metrics in agent_of(name, policy_folder, **changes).updates()]
+    assert not read_packed  # a small model's numbers stay
+    monkeypatch.setattr(attention, "SMALL", 0)
+    packed = [metrics["loss"] for metrics in agent_of(name, policy_folder, **changes).updates()]
+    assert max(read_packed) > 1
+    assert len(set(padded)) > 1
+    assert packed == pytest.approx(padded, rel=0.05 if "precision" in changes else 1e-3, abs=1e-4)
+
+
+def test_only_models_whose_attention_tells_rows_apart_read_them_so(
+    policy_folder: Path, language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "SMALL", 0)
+    assert packs(load_policy(policy_folder, lora=LORA).model)
+    assert not packs(language_model.model)  # of either architecture, as transformers wrote them
+
+
+def test_no_row_sees_another(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load_policy(policy_folder, max_response_tokens=40, lora=LORA)
+    rollouts = policy.as_rollouts(["one", "two and three", "four"], ["first", "second answer", "x"])
+    alone = torch.cat([policy.logprobs(rollouts[torch.tensor([row])]) for row in range(3)])
+    monkeypatch.setattr(attention, "SMALL", 0)
+    torch.testing.assert_close(policy.logprobs(rollouts), alone, atol=1e-5, rtol=1e-5)
