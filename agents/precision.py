@@ -17,6 +17,8 @@ SMALL: Final = 10e6
 """Parameters of a model below which casts and calls take as long as the products."""
 GAIN: Final = 1.5
 """How much faster bfloat16 must be, as casting costs time too."""
+LOST: Final = 4.0
+"""How much slower it is at least where it is emulated: a further turn takes a second there, and tells nothing."""
 _SHAPES: Final = {"cpu": (512, 576, 1536), "cuda": (4096, 4096, 4096)}
 
 
@@ -42,7 +44,7 @@ def _raced(device: str) -> Precision:
     seconds = race(device)
     ratio = seconds["bfloat16"] / seconds["float32"]
     chosen: Precision = "bfloat16" if ratio * GAIN <= 1 else "float32"
-    sys.stderr.write(f"Precision {chosen}: products in bfloat16 take {ratio:.2g} times as long as in float32 here.\n")
+    sys.stderr.write(f"Precision {chosen}: products in bfloat16 take {ratio:.1f} times as long as in float32 here.\n")
     return chosen
 
 
@@ -60,14 +62,17 @@ def race(device: str) -> dict[Precision, float]:
             new = partial(torch.ones, dtype=getattr(torch, name), device=device)
             factors[name] = new(rows, inner), new(inner, columns)
         for turn in range(6):
+            products = 4 if turn else 1  # the first turn pays for what is set up once
             for name, (x, weight) in factors.items():
                 wait()
                 began = perf_counter()
-                for _ in range(4):
+                for _ in range(products):
                     x @ weight
                 wait()
-                if turn:  # the first one pays for what is set up once
-                    best[name] = min(best[name], (perf_counter() - began) / 4)
+                if turn:
+                    best[name] = min(best[name], (perf_counter() - began) / products)
+            if turn and best["bfloat16"] > LOST * best["float32"]:
+                break
     finally:
         torch.set_float32_matmul_precision(before)
     return best

@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from ..errors import DataError, UnknownNameError, did_you_mean
 from ..instructions import RATINGS, Critique, Rating
@@ -137,14 +137,12 @@ def recorded_dataset(name: str | None) -> RecordedDataset:
     made = "`alpacafarm data alpaca-eval CLONE --out FOLDER` makes one of a clone of AlpacaEval."
     if not folder:
         raise DataError(f"expected a folder of recorded judgements: give --data, or set {DATA_VARIABLE}. {made}")
-    try:
-        dataset = load_dataset(folder)
-    except (DataError, UnknownNameError) as error:
-        raise DataError(f"{error} {made}") from error
-    if not isinstance(dataset, RecordedDataset):
-        wanted = "a folder with recorded judgements (preferences_<judge>)"
-        raise DataError(f"{folder}: expected {wanted}, got a dataset of the level {dataset.level!r}. {made}")
-    return dataset
+    wanted = "a folder of recorded judgements (eval, outputs/ and preferences_<judge>)"
+    if not Path(folder).expanduser().is_dir():
+        raise DataError(f"{folder}: expected {wanted}, got no folder. {made}")
+    if not is_recorded(place := Path(folder).expanduser().resolve()):
+        raise DataError(f"{folder}: expected {wanted}, got one without preferences_<judge>. {made}")
+    return cast(RecordedDataset, load_dataset(place))
 
 
 def _is_rating(value: object) -> bool:

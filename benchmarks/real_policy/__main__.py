@@ -37,6 +37,7 @@ from ..harness.page import publish
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import data_content
 from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
+from ..surrogates.features import scikit_learn
 from .curves import KINDS, SOURCES, curve_cell
 from .golds import GOLDS, score_samples, state_models
 from .page import TABLES, page
@@ -135,6 +136,7 @@ def run(options: RealPolicyOptions) -> int:
         raise DataError("--policy: expected a folder or hub name of a language model, got none.")
     check_model(options.policy)
     dataset = recorded_dataset(options.data)
+    scikit_learn()
     options = replace(options, data=str(dataset.path))
     plan = options.plan
     cells = cells_of(plan, options.seeds)

@@ -82,8 +82,8 @@ def chosen_labels(options: RecordedNoiseOptions, data: Prepared) -> tuple[int, .
 def run(options: RecordedNoiseOptions) -> int:
     """Runs the study, writes its folder, prints the summary and returns the exit status."""
     options.refuse_taken(NAME)
-    scikit_learn()
     dataset = recorded_dataset(options.data)
+    scikit_learn()
     number = QUICK_INSTRUCTIONS if options.quick else None
     config = {"data_sha256": judgements_digest(dataset), "flips": options.flips, "labels": options.labels or "default"}
     with options.study(NAME, config) as study:

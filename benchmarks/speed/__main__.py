@@ -18,8 +18,11 @@ from statistics import median
 from typing import Any, Literal
 
 from ...cli.options import Options, parse
+from ...data.files import read_records
+from ...data.schema import TEXT, Field, check_rows, is_text
 from ...errors import DataError
 from ...terminal import format_table
+from ..harness.study import run_command
 
 Task = Literal["sft", "dpo", "reward", "sample"]
 CONTENDERS = Path(__file__).with_name("contenders.py")
@@ -28,7 +31,7 @@ COLUMNS = ("task", "contender", "rounds", "tokens/s", "ours/its", "lowest", "hig
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedOptions(Options):
-    """What is measured."""
+    """Measures the speed and memory of training beside TRL, transformers with peft, and a bare pass."""
 
     model: str
     """Folder of a causal language model with a chat template."""
@@ -121,9 +124,20 @@ def compare(task: str, steps: Mapping[str, Sequence[Mapping[str, float]]]) -> li
     return rows
 
 
+def check_rows_of(options: SpeedOptions) -> None:
+    """Before a model is loaded; DataError where the rows are faulty or too few."""
+    fields = [Field(name, TEXT, is_text) for name in ("instruction", "chosen", "rejected")]
+    num = len(check_rows(read_records(options.rows), fields, str(options.rows)))
+    least = options.batch * (options.rounds + 1) if set(options.tasks) != {"sample"} else 1
+    if num < least:
+        text = f"expected {least} or more rows, a batch for each round and one before, got {num}"
+        raise DataError(f"{options.rows}: {text}. Give more rows, a smaller --batch or fewer --rounds.")
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Measures, prints a table and writes it; returns the exit status."""
     options = parse(SpeedOptions, args, prog="python -m alpacafarm_env.benchmarks.speed")
+    check_rows_of(options)
     rows, made = [], {}
     for task in options.tasks:
         made[task] = measure(task, options)
@@ -135,4 +149,4 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -1,11 +1,12 @@
 """The comparison of speeds: ratios within a round, and a contender that fails."""
 
 import json
+import re
 import sys
 
 import pytest
 
-from alpacafarm_env.benchmarks.speed.__main__ import Contender, SpeedOptions, compare, measure
+from alpacafarm_env.benchmarks.speed.__main__ import Contender, SpeedOptions, compare, main, measure
 from alpacafarm_env.errors import DataError
 
 
@@ -28,6 +29,16 @@ def options(tmp_path):
 def test_a_contender_that_ends_is_named(options):
     with pytest.raises(DataError, match="bare"):
         Contender("bare", "sft", options)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", '{"instruction": "Hi", "chosen": "Hello"}', "", '{"instruction": "Hi", "chosen": "a", "rejected": "b"}'],
+)
+def test_faulty_or_too_few_rows_are_told_before_a_model_is_loaded(text, options):
+    options.rows.write_text(text + "\n")
+    with pytest.raises(DataError, match=re.escape(str(options.rows))):
+        main(["--model", "none", "--rows", str(options.rows), "--batch", "1", "--rounds", "1"])
 
 
 def test_contenders_take_turns(options, tmp_path, monkeypatch):
