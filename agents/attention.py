@@ -26,11 +26,11 @@ def packs(model: nn.Module) -> bool:
 
     A small model pays for each row's own call; and its numbers stay.
     """
-    kinds = [module for module in model.modules() if type(module).__name__.endswith("Attention")]
-    if not kinds or not all(is_plain(module) and "forward" in vars(module) for module in kinds):
+    weights = list(model.parameters())
+    if weights[0].device.type != "cpu" or sum(each.numel() for each in weights) < SMALL:
         return False
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return on_cpu and sum(parameter.numel() for parameter in model.parameters()) >= SMALL
+    kinds = [module for module in model.modules() if type(module).__name__.endswith("Attention")]
+    return bool(kinds) and all(is_plain(module) and "forward" in vars(module) for module in kinds)
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -94,6 +94,7 @@ class DPO(PolicyAgent):
         # The chosen responses, then the rejected ones in the same order.
         texts = [preference.chosen for preference in kept] + [preference.rejected for preference in kept]
         self._data = teacher_forced(self.policy, [preference.instruction for preference in kept] * 2, texts)
+        self._lengths = self._data.total_lengths.view(2, -1).cpu()
         check_budget(self.config.micro_batch_tokens, int(self._sizes.max()), who=self.label)
         identity = data_identity("responses", self._data)
         # Or the processes' shares of the reference would not fit together.
@@ -127,8 +128,7 @@ class DPO(PolicyAgent):
     @property
     def _sizes(self) -> Tensor:
         """Tokens of the pairs in a micro-batch, [N]: padded, a pair takes twice its longer text."""
-        lengths = self._data.total_lengths.view(2, -1).cpu()
-        return lengths.sum(0) if packs(self.policy.model) else 2 * lengths.amax(0)
+        return self._lengths.sum(0) if packs(self.policy.model) else 2 * self._lengths.amax(0)
 
     def _largest(self) -> tuple[list[int], Sums]:
         pairs = self._longest_rows(sizes := self._sizes, self.config.batch_size)

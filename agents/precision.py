@@ -18,7 +18,7 @@ SMALL: Final = 10e6
 GAIN: Final = 1.5
 """How much faster bfloat16 must be, as casting costs time too."""
 LOST: Final = 4.0
-"""How much slower it is at least where it is emulated: a further turn takes a second there, and tells nothing."""
+"""How much slower it is at least where it is emulated: a further turn takes long there, and tells nothing."""
 _SHAPES: Final = {"cpu": (512, 576, 1536), "cuda": (4096, 4096, 4096)}
 
 
@@ -49,7 +49,7 @@ def _raced(device: str) -> Precision:
 
 
 def race(device: str) -> dict[Precision, float]:
-    """Seconds of a product of matrices in each precision on a device: the best of five, taking turns."""
+    """Seconds of a product of matrices in each precision on a device: the best of up to five, taking turns."""
     rows, inner, columns = _SHAPES.get(device, _SHAPES["cuda"])
     wait: Any = torch.cuda.synchronize if device == "cuda" else lambda: None
     best: dict[Precision, float] = {"float32": float("inf"), "bfloat16": float("inf")}

@@ -183,9 +183,8 @@ def scoring_inputs(model: nn.Module, rollouts: Rollouts, fill_token_id: int) -> 
 
 def packed_inputs(tokens: Tensor, lengths: list[int]) -> dict[str, Any]:
     """The keywords for rows of some lengths that are one behind the other in `tokens`, flat [sum L]."""
-    positions = torch.cat([torch.arange(length, device=tokens.device) for length in lengths])
-    given = {"input_ids": tokens[None], "position_ids": positions[None], "packed_lengths": lengths}
-    return {**given, "use_cache": False}
+    places = torch.cat([torch.arange(length, device=tokens.device) for length in lengths])[None]
+    return {"input_ids": tokens[None], "position_ids": places, "packed_lengths": lengths, "use_cache": False}
 
 
 @contextmanager
@@ -222,10 +221,11 @@ def micro_batches(total_lengths: Sequence[int] | Tensor, max_tokens: int, *, pac
     batches = []
     start = 0
     while start < len(order):
-        # The first row of a group is its longest, so it fixes how many fit.
-        count = max(1, max_tokens // max(1, int(lengths[order[start]])))
         if packed:
-            count = max(1, int((lengths[order[start:]].cumsum(0) <= max_tokens).sum()))
+            fit = int((lengths[order[start:]].cumsum(0) <= max_tokens).sum())
+        else:  # the first row of a group is its longest, so it fixes how many fit
+            fit = max_tokens // max(1, int(lengths[order[start]]))
+        count = max(1, fit)
         batches.append(order[start : start + count])
         start += count
     return batches

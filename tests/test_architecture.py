@@ -23,12 +23,12 @@ MAY_IMPORT = {
     "benchmarks": set(LAYERS),
 }
 BUDGETS = {
-    "alpacafarm_env": 9_038,
-    "agents": 4_764,
+    "alpacafarm_env": 9_036,
+    "agents": 4_765,
     "wrappers": 110,
     "benchmarks": 7_251,
     "examples": 400,
-    "tests": 18_817,
+    "tests": 18_822,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

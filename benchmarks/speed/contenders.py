@@ -31,7 +31,6 @@ def ours(task: str, rows: list[dict[str, str]], model: str, precision: Any, batc
     """This package, by its default settings."""
     from alpacafarm_env import agents
     from alpacafarm_env.agents.loop import epoch_batch
-    from alpacafarm_env.agents.rollouts import micro_batches
     from alpacafarm_env.instructions import Demonstration, Instruction, Preference
 
     settings: dict[str, Any] = {"batch_size": batch, "epochs": 1, "precision": precision, "learning_rate": RATE}
@@ -55,7 +54,7 @@ def ours(task: str, rows: list[dict[str, str]], model: str, precision: Any, batc
         chosen = epoch_batch(step, num_items=len(sizes), batch_size=batch, seed=0)
         if task == "dpo":  # the others read the reference in each step, and DPO has before the first one
             with torch.no_grad(), agent._loop.processes.autocast():
-                for part in micro_batches(agent._sizes[chosen], agent._loop.micro_batch_tokens):
+                for part in agent._loop.cut(agent._sizes[chosen]):
                     agent._logprobs(torch.as_tensor(chosen)[part])
         yield int(sizes[chosen].sum()), next(updates)["loss"]
 

@@ -12,6 +12,7 @@ from tiny_worlds import LORA, load_policy, make_env, small_ppo
 from alpacafarm_env.agents import DPO, PPO, SFT, DPOConfig, RewardModeling, RewardModelingConfig, SFTConfig, attention
 from alpacafarm_env.agents.attention import packs
 from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.rollouts import micro_batches
 
 SETTINGS: dict[str, Any] = {"learning_rate": 1e-2, "batch_size": 8, "epochs": 3}
 
@@ -62,6 +63,13 @@ def test_only_models_whose_attention_tells_rows_apart_read_them_so(
     monkeypatch.setattr(attention, "SMALL", 0)
     assert packs(load_policy(policy_folder, lora=LORA).model)
     assert not packs(language_model.model)  # of either architecture, as transformers wrote them
+
+
+def test_packed_rows_are_within_their_sum_and_each_there_once() -> None:
+    lengths = torch.tensor([30, 100, 5, 70, 120, 25])
+    cut = micro_batches(lengths, 100, packed=True)
+    assert sorted(torch.cat(cut).tolist()) == list(range(6))
+    assert [lengths[rows].tolist() for rows in cut] == [[120], [100], [70, 30], [25, 5]]
 
 
 def test_no_row_sees_another(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
