@@ -14,6 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 
 RIDGE = 1e-6
 """Weight of the squared parameters in the length-controlled fit: makes a separable table's optimum finite."""
+LENGTH_WEIGHT: Final = -1.613
+"""Prior mean of length's weight in the length-controlled fit: that of AlpacaEval 2's two gamed baselines, GPT-4 told to
+be verbose (-1.5835) and to be concise (-1.6425), as published. Below 0: the judge likes long responses."""
+LENGTH_PRECISION: Final = 11.6
+"""Its precision (1 / variance): what the gamed rows tell of that weight, by AlpacaEval's weight of 0.1 for each. Their
+Fisher information, 0.1 x sum of p (1 - p) tanh(d / sd(d))^2, is 5.4 + 6.2 for the published texts and weights."""
 SHARE: Final = (0.0, 1.0)
 PERCENT: Final = (0.0, 100.0)
 POSITIVE: Final = (0.0, math.inf)
@@ -22,11 +28,11 @@ UNBOUNDED: Final = (-math.inf, math.inf)
 COUNTS: Final = ("n_wins", "n_wins_base", "n_draws", "n_total")
 LEADERBOARD_COLUMNS: Final = (
     *("generator", "win_rate", "standard_error", *COUNTS),
-    *("avg_length", "length_controlled_winrate"),
+    *("avg_length", "length_controlled_winrate", "lc_low", "lc_high"),
 )
-"""The columns of the published AlpacaEval leaderboards."""
+"""The columns of the published AlpacaEval leaderboards, and the 95 % interval of the last of them."""
 LENGTH_CONTROL: Final = (
-    "length_controlled_winrate is a minimal fit (length only, no instruction difficulty, no regularisation)"
+    "length_controlled_winrate: what the win rate would be at equal lengths, with its 95 % interval (lc_low, lc_high)"
 )
 
 
@@ -97,25 +103,38 @@ def leaderboard_row(
     Lengths are characters; avg_length is rounded down as published.
     """
     lengths, base_lengths = list(map(len, responses)), list(map(len, references))
+    controlled = length_controlled_win_rate(credits, lengths, base_lengths)
     return {
         "generator": generator,
         **win_rate(credits).row(),
         "avg_length": int(np.mean(lengths)),
-        "length_controlled_winrate": length_controlled_win_rate(credits, lengths, base_lengths),
+        "length_controlled_winrate": controlled.mean,
+        "lc_low": controlled.low,
+        "lc_high": controlled.high,
     }
 
 
-def length_controlled_win_rate(credits: ArrayLike, lengths: ArrayLike, reference_lengths: ArrayLike) -> float:
-    """Length-controlled win rate by the *minimal fit*, in percent: what the win rate would be at equal lengths.
+def length_controlled_win_rate(
+    credits: ArrayLike,
+    lengths: ArrayLike,
+    reference_lengths: ArrayLike,
+    *,
+    weight: float = LENGTH_WEIGHT,
+    precision: float = LENGTH_PRECISION,
+) -> Interval:
+    """Length-controlled win rate in percent, what the win rate would be at equal lengths, with its 95 % interval.
 
     Fits P(win_i) = sigmoid(theta * tanh(d_i / sd(d)) + beta), d_i = reference length - response length, to the credits
-    [B] of one generator by maximum likelihood and returns 100 * sigmoid(beta). Rows without a verdict are left out of
-    the fit but kept in sd, as upstream. AlpacaEval's published figure also has an instruction difficulty and a penalty
-    that ties the fit to gamed baselines, from tables outside its repository: the two are close near 50 %, several
-    points apart for much stronger or weaker generators. Source: Dubois et al. 2024 (arXiv 2404.04475), without these
-    two.
+    [B] of one generator, and gives 100 * sigmoid(beta). theta has a normal prior of mean `weight` and 1 / variance
+    `precision` (0: none). The default is what AlpacaEval's penalty amounts to, which ties each fit to two baselines
+    that were told to be verbose and to be concise: see `LENGTH_WEIGHT`. AlpacaEval's fit also has a difficulty of each
+    instruction, from a table outside its repository. It is left out: estimated from the judged models themselves, it
+    takes the result away from the published figures. Rows without a verdict are left out of the fit but kept in sd, as
+    upstream. The interval is over instructions, by a sandwich estimate of beta's variance in which the prior counts as
+    an observation; its ends are NaN for a single verdict, and all is NaN without one.
+    Source: Dubois et al. 2024 (arXiv 2404.04475).
 
-    Raises ValueError if shapes differ, a credit lies outside [0, 1], or a length is not finite.
+    Raises ValueError if shapes differ, a credit lies outside [0, 1], a length is not finite, or `precision` is below 0.
     """
     from scipy.optimize import minimize
 
@@ -123,23 +142,30 @@ def length_controlled_win_rate(credits: ArrayLike, lengths: ArrayLike, reference
     difference = np.asarray(reference_lengths, dtype=np.float64) - np.asarray(lengths, dtype=np.float64)
     if difference.shape != values.shape or not np.isfinite(difference).all():
         raise ValueError(f"expected finite lengths of shape {values.shape}, got {difference.shape}: {difference!r}")
+    if not (math.isfinite(weight) and 0 <= precision < math.inf):
+        raise ValueError(f"expected a finite weight and a precision of 0 or more, got {weight!r} and {precision!r}")
     scored = ~np.isnan(values)
     if not scored.any():
-        return math.nan
+        return Interval(math.nan, math.nan, math.nan, 0)
     spread = difference.std(ddof=1) if len(difference) > 1 else 0.0
     feature = np.tanh(difference / spread)[scored] if spread > 0 else np.zeros(int(scored.sum()))
-    target = values[scored]
+    target, rows = values[scored], np.stack([feature, np.ones_like(feature)], axis=1)
+    center, pull = np.array([weight, 0.0]), np.array([precision + 2 * RIDGE, 2 * RIDGE])
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        logits = parameters[0] * feature + parameters[1]
+        logits, away = rows @ parameters, parameters - center
         # Cross-entropy with soft targets: log(1 + e^x) - target * x.
         value = np.logaddexp(0, logits) - target * logits
-        residual = _sigmoid(logits) - target
-        gradient = np.array([residual @ feature, residual.sum()]) + 2 * RIDGE * parameters
-        return float(value.sum() + RIDGE * parameters @ parameters), gradient
+        return float(value.sum() + (pull * away**2).sum() / 2), rows.T @ (_sigmoid(logits) - target) + pull * away
 
-    fit = minimize(loss, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-6})
-    return float(100 * _sigmoid(fit.x[1]))
+    fitted = minimize(loss, center, jac=True, method="BFGS", options={"gtol": 1e-6}).x
+    chance = _sigmoid(rows @ fitted)
+    inverse = np.linalg.inv(rows.T @ (rows * (chance * (1 - chance))[:, None]) + np.diag(pull))
+    num = len(target)
+    scatter = rows.T @ (rows * ((chance - target) ** 2)[:, None]) * num / max(num - 1, 1) + np.diag([precision, 0.0])
+    half = 1.959963984540054 * math.sqrt((inverse @ scatter @ inverse)[1, 1]) if num > 1 else math.nan
+    mean, low, high = (float(100 * _sigmoid(fitted[1] + step)) for step in (0.0, -half, half))
+    return Interval(mean, low, high, num)
 
 
 def interval(values: ArrayLike, *, bounds: tuple[float, float] = UNBOUNDED) -> Interval:

@@ -39,7 +39,7 @@ from .harness.study import Row, StudyOptions, run_command
 NAME = "leaderboard"
 ENV_ID = "AlpacaFarm-WinRate-v0"
 COMPARED = ["win_rate", "standard_error", *COUNTS, "avg_length"]
-CONTROLLED = COLUMNS[-1]
+CONTROLLED = "length_controlled_winrate"
 TOLERANCE = 1e-9
 """Largest |difference| to the published win rate and standard error, in points, that counts as reproduced."""
 NUM_QUICK = 5
@@ -95,8 +95,8 @@ def compare(table: pd.DataFrame, published: pd.DataFrame) -> dict[str, Any]:
         num_models: Generators in both.
         differences: Column -> max |difference| over them, in the column's unit.
         num_length_controlled: Of them, those with a published length-controlled win rate.
-        correlation: Pearson's, of the minimal length-controlled fit with that; NaN for fewer than three.
-        mean_difference: Mean |difference| of the two, in points.
+        correlation: Pearson's, of ours with that; NaN for fewer than three.
+        mean_difference, largest_difference: Mean and max |difference| of the two, in points.
     """
     ours, theirs = table.set_index("generator").align(published, join="inner")
     differences = (ours - theirs).abs()
@@ -108,6 +108,7 @@ def compare(table: pd.DataFrame, published: pd.DataFrame) -> dict[str, Any]:
         "num_length_controlled": len(both),
         "correlation": float(np.corrcoef(both.to_numpy().T)[0, 1]) if len(both) > 2 else math.nan,
         "mean_difference": float(differences[CONTROLLED].mean()),
+        "largest_difference": float(differences[CONTROLLED].max()),
     }
 
 
@@ -119,14 +120,16 @@ def reproduced(comparison: Mapping[str, Any]) -> bool:
 
 
 def draw(table: pd.DataFrame, note: str) -> Drawing:
-    """Win rates with 95 % intervals (1.96 standard errors), best on top, and the length-controlled fit as a mark."""
+    """Win rates with 95 % intervals (1.96 standard errors), best on top, and those at equal lengths as marks."""
     figure = Drawing(figsize=(8.5, 1.8 + 0.24 * len(table)), dpi=150, layout="constrained")
     axis = figure.subplots()
     places = np.arange(len(table))[::-1]
-    caps, name = {"elinewidth": 1, "capsize": 2}, "win rate, 95 % interval"
+    caps: dict[str, Any] = {"elinewidth": 1, "capsize": 2}
+    name = "win rate, 95 % interval"
     axis.barh(places, table.win_rate, xerr=1.96 * table.standard_error, color="#a6c8e0", error_kw=caps, label=name)
-    name = "length-controlled (minimal fit)"
-    axis.plot(table.length_controlled_winrate, places, "D", color="#d55e00", markersize=4, label=name)
+    name, rates = "at equal lengths, 95 % interval", table[CONTROLLED]
+    ends = [rates - table.lc_low, table.lc_high - rates]
+    axis.errorbar(rates, places, xerr=ends, fmt="D", color="#d55e00", markersize=3, linewidth=0, **caps, label=name)
     axis.axvline(50, color="#888888", linestyle="--", linewidth=1)
     axis.set_yticks(places, [f"{row.generator}  (n = {row.n_total})" for row in table.itertuples()], fontsize=8)
     axis.set(xlim=(0, 100), ylim=(-0.8, len(table) - 0.2), xlabel="win rate against the reference, %")
@@ -151,8 +154,9 @@ def describe_comparison(comparison: Mapping[str, Any], source: str) -> list[str]
         f"Published leaderboard {source}: {comparison['num_models']} models compared. Max |difference|: {largest}.",
         f"Win rate and standard error within {TOLERANCE:g} and all counts equal: "
         f"{'yes' if reproduced(comparison) else 'NO'}.",
-        f"{LENGTH_CONTROL}; against the published one over {comparison['num_length_controlled']} models: correlation "
-        f"{comparison['correlation']:.3f}, mean |difference| {comparison['mean_difference']:.2f} points.",
+        f"{LENGTH_CONTROL}. Against the published one over {comparison['num_length_controlled']} models: correlation "
+        f"{comparison['correlation']:.4f}, mean |difference| {comparison['mean_difference']:.2f} points, largest "
+        f"{comparison['largest_difference']:.2f}.",
     ]
 
 
@@ -173,7 +177,7 @@ def run(options: LeaderboardOptions) -> int:
         table = pd.DataFrame(rows).sort_values("generator").sort_values("win_rate", ascending=False, kind="stable")
         study.write_table([rows[place] for place in table.index], COLUMNS)
         source = dataset.path / "extras" / f"leaderboard_{dataset.judge}.csv.gz"
-        comparison = compare(table, published_table(source, COLUMNS[1:])) if source.exists() else None
+        comparison = compare(table, published_table(source, (*COMPARED, CONTROLLED))) if source.exists() else None
         study.note(
             judge=dataset.judge,
             reference=dataset.reference,

@@ -23,12 +23,12 @@ MAY_IMPORT = {
     "benchmarks": set(LAYERS),
 }
 BUDGETS = {
-    "alpacafarm_env": 9_036,
+    "alpacafarm_env": 9_055,
     "agents": 4_765,
     "wrappers": 110,
-    "benchmarks": 7_251,
+    "benchmarks": 7_255,
     "examples": 400,
-    "tests": 18_822,
+    "tests": 18_853,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 
 from alpacafarm_env.statistics import (
     LEADERBOARD_COLUMNS,
+    LENGTH_PRECISION,
+    LENGTH_WEIGHT,
     PERCENT,
     POSITIVE,
     SHARE,
@@ -46,7 +49,8 @@ def test_a_leaderboard_row():
     row = leaderboard_row("me", credits, responses, references)
     assert tuple(row) == LEADERBOARD_COLUMNS
     assert (row["generator"], row["win_rate"], row["n_total"], row["avg_length"]) == ("me", 50, 3, 2)
-    assert row["length_controlled_winrate"] == length_controlled_win_rate(credits, [1, 2, 4, 1], [3, 1, 1, 2])
+    found = length_controlled_win_rate(credits, [1, 2, 4, 1], [3, 1, 1, 2])
+    assert (row["length_controlled_winrate"], row["lc_low"], row["lc_high"]) == (found.mean, found.low, found.high)
 
 
 def test_credits_outside_their_range_are_refused():
@@ -55,41 +59,80 @@ def test_credits_outside_their_range_are_refused():
             win_rate(credits)
 
 
+def judged_by_length(theta, beta, num, seed):
+    """Credits of a judge that sees little but length, lengths, and those of the reference."""
+    rng = np.random.default_rng(seed)
+    references = rng.integers(100, 900, size=num)
+    lengths = references + rng.choice([1, 1, -1], size=num) * rng.integers(50, 400, size=num)
+    gaps = (references - lengths).astype(float)
+    chances = 1 / (1 + np.exp(-theta * np.tanh(gaps / gaps.std(ddof=1)) - beta))
+    return (rng.random(num) < chances).astype(float), lengths, references
+
+
 def test_length_control_removes_the_effect_of_length():
-    # A judge that sees nothing but length, and a generator that is longer in two thirds of the rows.
-    rng = np.random.default_rng(0)
-    references = rng.integers(100, 900, size=4000)
-    lengths = references + np.where(rng.random(4000) < 2 / 3, 1, -1) * rng.integers(50, 400, size=4000)
-    credits = rng.random(4000) < 1 / (1 + np.exp(-3 * np.tanh((lengths - references) / 300)))
+    credits, lengths, references = judged_by_length(-3, 0, 4000, 0)  # longer in two thirds of the rows
     assert win_rate(credits).win_rate > 60
-    assert length_controlled_win_rate(credits, lengths, references) == pytest.approx(50, abs=3)
-    references, lengths = rng.integers(100, 900, size=(2, 4000))
-    credits = (rng.random(4000) < 0.8).astype(float)
-    assert length_controlled_win_rate(credits, lengths, references) == pytest.approx(100 * credits.mean(), abs=1)
+    assert length_controlled_win_rate(credits, lengths, references, precision=0).mean == pytest.approx(50, abs=3)
+    credits, lengths, references = judged_by_length(0, math.log(4), 4000, 0)
+    plain = length_controlled_win_rate(credits, lengths, references, precision=0)
+    assert plain.mean == pytest.approx(100 * credits.mean(), abs=1)
+
+
+def test_the_prior_decides_where_the_verdicts_say_little():
+    credits, lengths, references = judged_by_length(0, 0, 40, 0)
+    found = [
+        length_controlled_win_rate(credits, lengths, references, weight=-1.6, precision=each)
+        for each in (0, 10, 1000, 1e6)
+    ]
+    gaps = np.tanh((references - lengths) / (references - lengths).std(ddof=1))
+
+    def excess(beta):  # by the score equation of a known weight
+        return (1 / (1 + np.exp(1.6 * gaps - beta)) - credits).sum()
+
+    known = 100 / (1 + math.exp(-brentq(excess, -9, 9)))
+    assert found[-1].mean == pytest.approx(known, abs=0.01)
+    assert sorted(each.mean for each in found) == [each.mean for each in found[::-1]]
+
+
+def test_the_interval_of_length_control_covers_what_it_should():
+    rng, hits, num = np.random.default_rng(0), 0, 400
+    for seed in range(num):
+        theta = rng.normal(LENGTH_WEIGHT, LENGTH_PRECISION**-0.5)
+        found = length_controlled_win_rate(*judged_by_length(theta, 0.8, 120, seed))
+        hits += found.low <= 100 / (1 + math.exp(-0.8)) <= found.high
+        assert found.low < found.mean < found.high
+    assert 0.925 <= hits / num <= 0.975  # 95 %, within two standard errors
 
 
 def test_length_control_is_antisymmetric_and_knows_its_ends():
     credits, a, b = np.array([1, 0, 1, 1, 0.5]), [10, 30, 25, 60, 5], [12, 20, 20, 20, 20]
     there, back = length_controlled_win_rate(credits, a, b), length_controlled_win_rate(1 - credits, b, a)
-    assert there + back == pytest.approx(100, abs=1e-3)
-    assert 50 < there < 100
-    assert length_controlled_win_rate([0.5] * 6, [3, 9, 2, 40, 7, 1], [3, 9, 2, 40, 7, 1]) == pytest.approx(50)
-    assert length_controlled_win_rate([1] * 8, range(8), [4] * 8) > 99.9
-    assert length_controlled_win_rate([1, 1, 0, 0], [4, 5, 1, 2], [3] * 4) == pytest.approx(50, abs=1e-6)
+    assert there.mean + back.mean == pytest.approx(100, abs=1e-3)
+    assert there.low + back.high == pytest.approx(100, abs=1e-3)
+    assert 50 < there.mean < 100
+    assert length_controlled_win_rate([1] * 8, range(8), [4] * 8).mean > 99.9
+    assert length_controlled_win_rate([1, 1, 0, 0], [4, 5, 1, 2], [3] * 4).mean == pytest.approx(50, abs=1e-4)
+    equal = length_controlled_win_rate([1, 0, 0.5], [3, 3, 3], [3, 3, 3])  # no length to control for
+    assert equal.mean == pytest.approx(50, abs=1e-4)
+    one = length_controlled_win_rate([0.7], [3], [9])
+    assert (one.mean, one.num, math.isnan(one.low)) == (pytest.approx(70, abs=0.1), 1, True)
 
 
 def test_length_control_drops_unscored_rows():
     lengths, references = [5, 50, 30, 20, 44], [30, 30, 31, 29, 30]
     kept = length_controlled_win_rate([1, 0, 1, 0, math.nan], lengths, references)
-    assert 0 < kept < 100
+    assert (0 < kept.mean < 100, kept.num) == (True, 4)
     assert kept != length_controlled_win_rate([1, 0, 1, 0, 1], lengths, references)
     # Lengths are in units of their spread over all rows, these included.
     wider = length_controlled_win_rate([1, 0, 1, 0, math.nan], [5, 50, 30, 20, 244], references)
-    assert wider != pytest.approx(kept, abs=0.1)
-    assert math.isnan(length_controlled_win_rate([math.nan] * 2, [1, 2], [3, 4]))
+    assert wider.mean != pytest.approx(kept.mean, abs=0.1)
+    assert math.isnan(length_controlled_win_rate([math.nan] * 2, [1, 2], [3, 4]).mean)
     for lengths, references in (([1, 2, 3], [1, 2, 3]), ([1, math.nan], [1, 2])):
         with pytest.raises(ValueError, match="lengths"):
             length_controlled_win_rate([1, 0], lengths, references)
+    for wrong in ({"precision": -1}, {"weight": math.nan}):
+        with pytest.raises(ValueError, match="precision"):
+            length_controlled_win_rate([1, 0], [1, 2], [3, 4], **wrong)
 
 
 def test_t_interval_by_hand():
