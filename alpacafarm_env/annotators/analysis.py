@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..oracles.base import UNSCORED_REASON, PreferenceOracle, compare
+from ..oracles.dials import LIST_ITEM
 from ..statistics import mean_known
 
 LENGTH_GAP: Final = 8
@@ -26,7 +27,6 @@ PUBLISHED_LENGTH_GAP: Final = 30
 """The same in the released analysis, for the longer responses of real models."""
 COST: Final = "cost_per_1000"
 """US dollars for 1,000 verdicts."""
-LIST_ITEM: Final = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
 _PUBLISHED_LIST: Final = re.compile(r"^\s*(?:[-*•]|\d+[.)]|\w[.)])", re.MULTILINE)
 
 Array = NDArray[np.float64]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .base import NAMES, Constant, FunctionOracle, OracleError, PreferenceOracle, RewardOracle, Verdicts, compare, judge
 from .batched import MicroBatched
+from .dials import Dialed
 from .ensemble import BaselineSubtracted, Ensemble
 from .judges import BothOrders, Flip, HigherReward, WinRate
 from .reward_model import RewardModel
@@ -19,6 +20,7 @@ __all__ = [
     "BaselineSubtracted",
     "BothOrders",
     "Constant",
+    "Dialed",
     "Ensemble",
     "Flip",
     "FunctionOracle",
@@ -68,7 +70,7 @@ def make_judge(spec: AnySpec | PreferenceOracle, *, dataset: Dataset, seed: int 
 
     `spec` is "eval", "ann", "greedy", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
     "module:Name" or {"name": "module:Name", ...} of one's own, or a mapping {"judge": any of these, "flip": 0.0,
-    "both_orders": False, "seed": 0}, {"pool": name, ...} or {"human": file}.
+    "both_orders": False, "seed": 0} (see `Dialed` for further keys), {"pool": name, ...} or {"human": file}.
     """
     from .registry import read_spec
 

@@ -79,12 +79,16 @@ class HigherReward(NoDeepCopy):
 
     def compare(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
         """Verdicts [B]: 1 where b has the higher reward, 0 where a has, 0.5 where both are equal, NaN without one."""
+        return np.asarray((np.sign(self.margins(instructions, a, b)) + 1) / 2)
+
+    def margins(self, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]) -> NDArray[np.float64]:
+        """The reward of b less that of a, [B]; NaN without one."""
         pairs = list(zip(map(str, instructions), a, strict=True))
         new = list({pair: row for row, pair in enumerate(pairs) if pair not in self._known}.values())
         verdicts = judge(self._oracle, [instructions[row] for row in new], [a[row] for row in new])
         self._known.update(zip((pairs[row] for row in new), verdicts.scores.tolist(), strict=True))
         of_a = np.array([self._known[pair] for pair in pairs], dtype=np.float64)
-        return np.asarray((np.sign(judge(self._oracle, instructions, b).scores - of_a) + 1) / 2)
+        return np.asarray(judge(self._oracle, instructions, b).scores - of_a)
 
 
 class Flip(DetailedJudge):

@@ -12,13 +12,13 @@
 | "module:Name" | one of a user's own, see `specs` |
 
 A mapping adds keywords to a `name`: `{"name": "constant", "value": 1.0}`; or it has one of the keys `reward_model`
-(with those of `RewardModel`), `judge` (the win rate by any judge: flip, both_orders, seed), `pool` (the win rate by LLM
-annotators: those of `annotators.pool.make_pool`), `human` (the win rate by people's labels, see `HumanJudge`),
-`rating` (a rating from 1 to 7: by the sandbox's "human", "eval" or "greedy", with a critique as a detail and a
-seed; by LLM annotators, `{"pool": name, ...}` with the keywords of `annotators.pool.RatingPool`; by people,
-`{"human": file}`, see `HumanRatings`; by `{"policy": an agent, a language model or a folder}`, see `PolicyRating`) and
-`ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as judges with noise, draw alike unless their
-mappings have a `seed` each.
+(with those of `RewardModel`), `judge` (the win rate by any judge: flip, both_orders, seed, and the keywords of
+`Dialed`), `pool` (the win rate by LLM annotators: those of `annotators.pool.make_pool`), `human` (the win rate by
+people's labels, see `HumanJudge`), `rating` (a rating from 1 to 7: by the sandbox's "human", "eval" or "greedy", with a
+critique as a detail and a seed; by LLM annotators, `{"pool": name, ...}` with the keywords of
+`annotators.pool.RatingPool`; by people, `{"human": file}`, see `HumanRatings`; by `{"policy": an agent, a language
+model or a folder}`, see `PolicyRating`) and `ensemble` (those of `Ensemble`). Members of an ensemble that draw, such as
+judges with noise, draw alike unless their mappings have a `seed` each.
 
 Each class's fields are the keys of its mapping. Where it `takes` a function or class, further keys are that one's
 keywords.
@@ -47,6 +47,7 @@ from ..arguments import FAMILIES, match_family
 from ..data import Dataset
 from ..errors import DataError, did_you_mean
 from .base import NAMES, WIN_RATES, Constant, Kind
+from .dials import DIALS, Dialed
 from .judges import BothOrders, Flip, WinRate
 from .policies import PolicyRating, check_policy
 from .specs import METHODS, Own, OwnJudge, Spec, Taking, as_object, field_error, is_own
@@ -148,12 +149,23 @@ class NamedJudge(JudgeSpec):
         return _sandbox(dataset, f"judge {self.name!r}").judge(self.name, seed)
 
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Scale = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class NoisyJudge(JudgeSpec):
-    """Any judge, with noise or asked in both orders."""
+    """Any judge, with noise, asked in both orders, or with the faults of `Dialed`."""
 
     judge: AnyJudge
     flip: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     both_orders: bool = False
+    length_bias: Finite = 0.0
+    list_bias: Finite = 0.0
+    position_bias: Finite = 0.0
+    annotator_noise: Scale = 0.0
+    instruction_noise: Scale = 0.0
+    temperature: Scale = 0.0
+    num_annotators: Annotated[int, Field(ge=1)] = 13
     seed: int = 0
 
     def _judge(self, dataset: Dataset, seed: int) -> Any:
@@ -161,6 +173,9 @@ class NoisyJudge(JudgeSpec):
         judge = self.judge._judge(dataset, seed)
         if self.both_orders:
             judge = BothOrders(judge)
+        dials = {name: value for name in DIALS if (value := getattr(self, name))}
+        if dials:
+            judge = Dialed(judge, **dials, num_annotators=self.num_annotators, seed=seed)
         # Noise comes last: a pair that gets a coin costs no call in either order.
         return Flip(judge, self.flip, seed=seed) if self.flip else judge
 

@@ -14,8 +14,9 @@ from typing import Any, Final, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...annotators.analysis import LIST_ITEM, has_list
+from ...annotators.analysis import has_list
 from ...errors import DataError
+from ...oracles.dials import LIST_ITEM
 
 HASHED: Final = 2**16
 """Columns that words are hashed to."""

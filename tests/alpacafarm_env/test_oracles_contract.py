@@ -15,6 +15,7 @@ from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles import (
     BothOrders,
     Constant,
+    Dialed,
     Ensemble,
     Flip,
     FunctionOracle,
@@ -87,6 +88,8 @@ JUDGES = {
     "both_orders": lambda: BothOrders(LongerWins()),
     "nested": lambda: Flip(BothOrders(LongerWins()), 0.1),
     "recorded": lambda: RecordedJudge(Stored()),
+    "dialed": lambda: Dialed(LongerWins(), length_bias=-0.2, position_bias=0.1, annotator_noise=0.3, temperature=0.5),
+    "flip over dials": lambda: Flip(Dialed(Plain(), list_bias=1, instruction_noise=1), 0.2),
 }
 ORACLES = {
     "constant": lambda folder: Constant(0.5),
@@ -174,6 +177,10 @@ def test_preferences_turn_around_with_the_pair(preference_oracle):
     assert known.size
     assert ((known >= 0) & (known <= 1)).all()
     assert forth.scores[1] == 0.5  # identical responses
+    if "shown_first" in back.details:  # the same text as before, but which it is has changed; of equal ones either
+        shown = np.array([{"a": "b", "b": "a"}.get(each, each) for each in back.details["shown_first"]])
+        shown[1] = forth.details["shown_first"][1]
+        back = back.with_detail("shown_first", shown)
     equal_verdicts(Verdicts(1 - back.scores, back.details), forth)
     assert getattr(preference_oracle, "blank", {}).keys() == forth.details.keys()
 
