@@ -31,7 +31,7 @@ from ..harness.stored import cell_file
 from ..harness.study import Row, Study, StudyOptions, named_once, run_command, write_csv
 from .analysis import COLUMNS, position
 from .page import page
-from .runs import Sizes, TreatmentRun, run_best_of_n, run_samples
+from .runs import Sizes, TreatmentRun, run_best_of_n
 from .treatments import BY_NAME, find_treatment
 
 NAME = "overoptimization"
@@ -116,10 +116,10 @@ def run(options: OveroptimizationOptions) -> int:
         raise ValueError(f"--methods dpo: expected a treatment with labels, got {', '.join(options.specs)}.")
     # Each part needs the cells of those before it. Reward models of equal labels, member and seed are one.
     models = {model.cell: model for run in runs for model in run.members}
-    samples = {run.samples: run for run in runs if run.agent == "best_of_n"}
+    samples = {run.samples.cell: run.samples for run in runs if run.agent == "best_of_n"}
     parts = {
         "reward models": [Cell(key, partial(train_reward_model, model), model.units) for key, model in models.items()],
-        "samples": [Cell(key, partial(run_samples, each), each.units) for key, each in samples.items()],
+        "samples": [Cell(key, each.draw, each.units) for key, each in samples.items()],
         "methods": [Cell(run.cell, work_of(run), run.units) for run in runs],
     }
     with options.study(NAME, settings(runs[0]), sources=sandbox_sources()) as study:

@@ -4,38 +4,34 @@ All treatments of a seed see the same prompts, the same samples and the same dra
 the sandbox's presets; what differs takes each method far enough from SFT to see what becomes of gold:
 docs/studies/overoptimization_tried.md.
 
-Best-of-n has one set of samples a seed, from which every treatment chooses. A policy of the sandbox says many things
-twice: each distinct response is stored, judged and scored once.
+Best-of-n has one set of samples a seed, from which every treatment chooses.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import zlib
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pandas as pd
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from ... import agents, sandbox
-from ...data.files import write_atomic
-from ...errors import CheckpointError, DataError
+from ... import agents
+from ...errors import DataError
 from ...folders import hash_model
-from ...instructions import Instruction, Preference
-from ...oracles.base import Constant, RewardOracle, judge
+from ...instructions import Preference
+from ...oracles.base import RewardOracle, judge
 from ...plugins import source_mark
-from ...sandbox.dataset import read_rows, write_rows
 from ...seeding import keyed_rng
 from ..experiment.engine import Experiment, Sampling, checked, read_evaluation, write_evaluation
-from ..experiment.evaluation import DISAGREEMENT, WIN_RATES, Evaluation, evaluate, judges_of
-from ..experiment.reward_models import LAST_FILE, MAX_RESPONSE_TOKENS, RewardModelRun
+from ..experiment.evaluation import DISAGREEMENT, WIN_RATES, Evaluation
+from ..experiment.reward_models import LAST_FILE, RewardModelRun
+from ..experiment.samples import JUDGED, SampleRun
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import cell_file, check_settings
 from ..harness.study import Row
@@ -47,7 +43,6 @@ TEMPERATURE: Final = 1.0
 SAMPLING: Final = Sampling(TEMPERATURE, "kl_exact")
 DPO_STEPS: Final = 6
 """Steps of DPO, an update each, for one of PPO, which has four."""
-JUDGED: Final = ("gold", "win_rate_simulated", "win_rate_human")
 
 
 @dataclass(frozen=True)
@@ -172,9 +167,9 @@ class TreatmentRun(Experiment):
         return self.treated.labels(self.sizes.num_labels)
 
     @property
-    def samples(self) -> str:
-        """The cell of a seed's samples, from which best-of-n chooses."""
-        return f"samples, seed {self.seed}"
+    def samples(self) -> SampleRun:
+        """A seed's samples, from which best-of-n chooses, for all treatments."""
+        return SampleRun(self.seed, self.out, self.sizes.num_prompts, self.sizes.num_samples, self.units)
 
     @property
     def members(self) -> list[RewardModelRun]:
@@ -252,74 +247,6 @@ def reward_model(labels: Labels, member: int, seed: int, out: Path, sizes: Sizes
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn:
-    """N samples of each of P instructions, D of them distinct."""
-
-    instructions: list[Instruction]
-    index: NDArray[np.int64]
-    """[P, N], which distinct response each sample is."""
-    responses: pd.DataFrame
-    """[D]: prompt (number of its instruction), text, length, `JUDGED` (win rates as credits in [0, 1])."""
-
-    @property
-    def prompts(self) -> list[Instruction]:
-        """[D], the instruction that each distinct response answers."""
-        return [self.instructions[number] for number in self.responses.prompt]
-
-
-def samples_folder(plan: TreatmentRun) -> Path:
-    """Where a seed's samples are, for all treatments."""
-    return plan.out / "samples" / f"seed-{plan.seed}"
-
-
-def run_samples(plan: TreatmentRun, on_progress: ProgressFn) -> list[Row]:
-    """Draws, judges and stores samples of the SFT policy, for all treatments; one row about them."""
-    quiet()
-    folder, cell = samples_folder(plan), plan.samples
-    folder.mkdir(parents=True, exist_ok=True)
-    on_progress(ProgressUpdate(cell, 0))
-    policy = agents.LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
-    config = agents.BestOfNConfig(num_samples=plan.sizes.num_samples, temperature=TEMPERATURE, batch_size=512)
-    instructions = plan.instructions("eval")
-    numbers: dict[tuple[int, str], int] = {}
-    index = np.empty((len(instructions), plan.sizes.num_samples), np.int32)
-    for first, part in agents.BestOfN(policy, Constant(), config=config, seed=plan.seed).sample_chunks(instructions):
-        for row, texts in enumerate(part.responses, start=first):
-            index[row] = [numbers.setdefault((row, text), len(numbers)) for text in texts]
-        on_progress(ProgressUpdate(cell, 0.9 * first / len(instructions) * plan.units))
-    prompts, responses = zip(*numbers, strict=True)
-    judged = evaluate([instructions[i] for i in prompts], responses, judges_of(sandbox.SANDBOX)).values
-    columns = {name: judged[name] for name in (*JUDGED, "length")}
-    frame = pd.DataFrame({"prompt": prompts, "text": responses, **columns})
-    # Texts before the index: what is read back has both or is refused.
-    plain = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    write_rows(folder / "texts.jsonl.gz", cast(list[Row], plain))
-    content = io.BytesIO()
-    np.save(content, index, allow_pickle=False)
-    write_atomic(folder / "index.npy", content.getvalue())
-    text = f"{cell}: {index.size} samples, {len(responses)} of them distinct"
-    on_progress(ProgressUpdate(cell, plan.units, text))
-    return [{"seed": plan.seed, "num_samples": index.size, "num_distinct": len(responses)}]
-
-
-def read_samples(plan: TreatmentRun) -> Drawn:
-    """The samples that `run_samples` stored; CheckpointError where it is gone or damaged."""
-    instructions = plan.instructions("eval")
-    folder = samples_folder(plan)
-    anew = f"To draw them anew remove {folder} and {cell_file(plan.out, plan.samples)}, and call again."
-    try:
-        frame = pd.DataFrame(read_rows(folder / "texts.jsonl.gz"))
-        responses = frame.astype(dict.fromkeys((*JUDGED, "length"), float))
-        index = np.load(folder / "index.npy", allow_pickle=False).astype(np.int64)
-        if index.shape != (len(instructions), plan.sizes.num_samples) or index.max() + 1 != len(responses):
-            raise ValueError(f"{index.shape} samples of {len(responses)} texts")
-    except (DataError, OSError, ValueError, KeyError, EOFError, zlib.error) as error:
-        got = f"{folder}: expected the samples of seed {plan.seed}, got {error}"
-        raise CheckpointError(f"{got}. {anew}") from error
-    return Drawn(instructions, index, responses)
-
-
 def run_best_of_n(plan: TreatmentRun, on_progress: ProgressFn) -> list[Row]:
     """Asks the treatment's reward about all samples of its seed; rows for n = 1, 2, 4 ... and the largest.
 
@@ -330,7 +257,7 @@ def run_best_of_n(plan: TreatmentRun, on_progress: ProgressFn) -> list[Row]:
     plan.folder.mkdir(parents=True, exist_ok=True)
     check_settings(plan.folder, plan.settings())
     on_progress(ProgressUpdate(plan.cell, 0))
-    drawn = read_samples(plan)
+    drawn = plan.samples.read()
     texts = drawn.responses.text
     verdicts = judge(plan.proxy(), drawn.prompts, list(texts))
     spread = verdicts.details.get(DISAGREEMENT, np.full(len(texts), np.nan))

@@ -9,6 +9,7 @@ import overoptimization_worlds
 import pytest
 from written import rows_of
 
+from alpacafarm_env.benchmarks.experiment.samples import SampleRun
 from alpacafarm_env.benchmarks.harness import sources
 from alpacafarm_env.benchmarks.harness.stored import cell_file
 from alpacafarm_env.benchmarks.overoptimization import __main__ as overoptimization
@@ -84,8 +85,9 @@ def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, o
 
     # What is stored is not run again, and results of other settings are refused and stay.
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
-    for name in ("run_experiment", "run_best_of_n", "run_samples", "train_reward_model"):
+    for name in ("run_experiment", "run_best_of_n", "train_reward_model"):
         monkeypatch.setattr(overoptimization, name, lambda plan, tell: pytest.fail(f"{plan.cell} runs again"))
+    monkeypatch.setattr(SampleRun, "draw", lambda plan, tell: pytest.fail(f"{plan.cell} runs again"))
     assert overoptimization.run(options_of(out, own)) == 0
     with pytest.raises(CheckpointError, match=r"sizes.num_prompts was 3, is 2"):
         overoptimization.run(options_of(out, own, sizes=replace(TINY, num_prompts=2)))

@@ -26,10 +26,7 @@ from alpacafarm_env.benchmarks.overoptimization.runs import (
     TreatmentRun,
     best_rows,
     choose,
-    read_samples,
     run_best_of_n,
-    run_samples,
-    samples_folder,
 )
 from alpacafarm_env.benchmarks.overoptimization.runs import reward_model as reward_model_of
 from alpacafarm_env.benchmarks.overoptimization.treatments import Labels
@@ -86,7 +83,7 @@ def reward_model(out, labels=LABELS, member=0, seed=0):
 
 
 def samples_of(out):
-    return best_of_n(out, "none")
+    return best_of_n(out, "none").samples
 
 
 def best_of_n(out, treatment, sizes=TINY):
@@ -167,8 +164,8 @@ def test_a_smaller_reward_model_keeps_the_first_layers(tmp_path):
 
 def test_samples_are_those_of_the_policy_and_judged(tmp_path):
     plan = samples_of(tmp_path / "a")
-    run_samples(plan, silent)
-    samples = read_samples(plan)
+    plan.draw(silent)
+    samples = plan.read()
     assert samples.index.shape == (3, 6)
     distinct = samples.responses
     assert set(samples.index.ravel().tolist()) == set(range(len(distinct)))
@@ -176,16 +173,16 @@ def test_samples_are_those_of_the_policy_and_judged(tmp_path):
     assert (distinct.prompt.to_numpy()[samples.index] == np.arange(3)[:, None]).all()
     np.testing.assert_array_equal(distinct.gold, GoldOracle().score(samples.prompts, list(distinct.text)))
     assert distinct.length.tolist() == distinct.text.str.len().tolist()
-    run_samples(replace(plan, out=tmp_path / "b"), silent)
+    replace(plan, out=tmp_path / "b").draw(silent)
     assert files_of(tmp_path / "a", "samples") == files_of(tmp_path / "b", "samples")
     # The first samples of a larger study are those of a smaller one.
-    few = replace(plan, out=tmp_path / "few", sizes=replace(TINY, num_samples=2))
-    run_samples(few, silent)
-    assert texts_of(read_samples(few)) == [row[:2] for row in texts_of(samples)]
-    for damaged in (b"damaged", (samples_folder(plan) / "index.npy").read_bytes()):  # or another study's
-        (samples_folder(few) / "index.npy").write_bytes(damaged)
+    few = replace(plan, out=tmp_path / "few", num_samples=2)
+    few.draw(silent)
+    assert texts_of(few.read()) == [row[:2] for row in texts_of(samples)]
+    for damaged in (b"damaged", (plan.folder / "index.npy").read_bytes()):  # or another study's
+        (few.folder / "index.npy").write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"expected the samples of seed 0, got .* To draw them anew remove"):
-            read_samples(few)
+            few.read()
 
 
 def texts_of(samples):
@@ -204,7 +201,7 @@ def test_best_of_n_is_over_the_same_instructions_where_some_samples_have_no_verd
 
 
 def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own):
-    run_samples(samples_of(tmp_path), silent)
+    samples_of(tmp_path).draw(silent)
     plans = [best_of_n(tmp_path, name) for name in own]
     rows = [run(plan) for plan in plans]
     assert all(tuple(row) == COLUMNS for table in rows for row in table)
@@ -215,7 +212,7 @@ def test_best_of_n_chooses_by_its_treatment_from_the_same_samples(tmp_path, own)
     assert by_gold["gold"] == by_gold["proxy"] > by_length["gold"]
     assert by_length["length"] == by_length["proxy"] > by_gold["length"]
     assert by_length["disagreement"] is None
-    samples = read_samples(samples_of(tmp_path))
+    samples = samples_of(tmp_path).read()
     stored = read_evaluation(plans[1], 6)
     assert stored["splits"]["eval"]["responses"] == [max(row, key=len) for row in texts_of(samples)]
     assert read_evaluation(plans[1], 1)["splits"]["eval"]["responses"] == [row[0] for row in texts_of(samples)]
@@ -316,7 +313,7 @@ def test_other_settings_and_missing_reward_models_are_told(tmp_path, own):
         run(ppo(tmp_path, "ann"))
     with pytest.raises(CheckpointError, match="expected the samples of seed 0, got"):
         run(best_of_n(tmp_path, own[0]))
-    run_samples(samples_of(tmp_path), silent)
+    samples_of(tmp_path).draw(silent)
     run(best_of_n(tmp_path, own[0]))
     with pytest.raises(DataError, match="silent .*, best_of_n, seed 0, place 1"):
         run(best_of_n(tmp_path, "own_rewards_of_runs:SILENT"))
