@@ -30,9 +30,9 @@ from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest
 from ..harness.study import Study, StudyOptions, run_command, write_csv
 from ..surrogates.features import scikit_learn
-from .analysis import claims, curve_rows, setting_rows, tables_of
+from ..surrogates.scarcity import Setting, claims, corrected, curve_rows, setting_rows, tables_of
 from .page import page
-from .runs import KINDS, PREDICTORS, RIDGE, Prepared, Setting, accuracy_rows, prepare, run_repeat
+from .runs import KINDS, PREDICTORS, RIDGE, Prepared, accuracy_rows, prepare, run_repeat
 
 NAME = "recorded_noise"
 LABELS = (250, 500, 1000, 2000, 4000, 8000)
@@ -113,7 +113,7 @@ def write_results(study: Study, rows: list[dict[str, Any]]) -> None:
     tables = tables_of([row for row in rows if "kind" in row])
     study.write_table(setting_rows(tables))
     write_csv(study.out / "curves.csv", curve_rows(tables))
-    write_csv(study.out / "claims.csv", claims(tables))
+    write_csv(study.out / "claims.csv", corrected(claims(tables)))
     order = [*PREDICTORS]
     accuracy = sorted((row for row in rows if "predictor" in row), key=lambda row: order.index(row["predictor"]))
     write_csv(study.out / "accuracy.csv", accuracy)

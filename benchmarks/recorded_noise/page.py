@@ -5,25 +5,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ...statistics import Interval
 from ..harness.estimates import Estimate, rejected
-from ..harness.page import Drawn, Page, read_manifest, read_table
-from ..harness.plots import COLORS, MARKERS, grid, titled
+from ..harness.page import Page, read_manifest, read_table
 from ..harness.report import Table, interval_text, number, sentences, signed
-from .analysis import HALF_AWAY
+from ..surrogates.figures import draw_curves, draw_information
+from ..surrogates.scarcity import HALF_AWAY
 from .runs import PREDICTORS
 
-MOST_PANELS: Final = 3
-"""Sizes whose curves are drawn: the smallest, one four times as large, one four times as large as that."""
 TITLES: Final = {"linear": "linear reward models", "trees": "boosted trees"}
 INFORMATION: Final = "N(1 − 2e)²"
 MATCHED: Final = {"matched drop": "drop", "matched peak": "gain at the peak"}
 DOUBLED: Final = {"doubled drop": "drop", "doubled peak": "gain at the peak"}
+AXES: Final = ("gold: win rate gained over n = 1 (points)", "KL from the uniform choice (nats)")
 PRIMARY: Final = 1000
 """Labels of the first finding."""
 
@@ -52,9 +48,12 @@ def page(folder: Path) -> Page:
     if others:
         tables |= {f"second_{kind}": drop_table(settings, "other", kind, "drop", note) for kind in TITLES}
     tables["accuracy"] = accuracy_table(accuracy, note)
-    figures = {kind: draw_curves(curves, kind, note) for kind in TITLES} | {
-        "information": draw_information(settings, note)
+    own_curves, own_settings = (each[each.judge == "own"] for each in (curves, settings))
+    figures = {
+        kind: draw_curves(own_curves[own_curves.kind == kind], f"Best of n held-out responses by {title}", note, *AXES)
+        for kind, title in TITLES.items()
     }
+    figures["information"] = draw_information(own_settings, TITLES, note, "points")
     size = PRIMARY if (slopes.labels == PRIMARY).any() else int(slopes.labels.max())
     first = {
         judge: by_kind(rows[rows.labels == size])
@@ -194,63 +193,3 @@ def accuracy_table(accuracy: pd.DataFrame, note: str) -> Table:
         f"25 to 75 %); means over models, 95 % intervals over models, ± a standard error. {note.split(';')[0]}.",
         "How often verdicts are predicted",
     )
-
-
-def draw_curves(curves: pd.DataFrame, kind: str, note: str) -> Drawn:
-    """Gold above proxy along KL, a panel for each of some sizes, a line for each share of flips."""
-    own = curves[(curves.judge == "own") & (curves.kind == kind)]
-    sizes = [size for size in sorted({*own.labels}) if np.log2(size / own.labels.min()) % 2 == 0][:MOST_PANELS]
-    figure = Figure(figsize=(1.4 + 3.6 * len(sizes), 6.8), dpi=150, layout="constrained")
-    axes = figure.subplots(2, len(sizes), squeeze=False, sharex=True, sharey="row")
-    for column, size in enumerate(sizes):
-        for place, flip in enumerate(sorted({*own.flip})):
-            rows = own[(own.labels == size) & (own.flip == flip)]
-            look: dict[str, Any] = {"color": COLORS[place], "marker": MARKERS[place], "markersize": 4, "linewidth": 1.8}
-            x = rows.kl.to_numpy()
-            axes[0, column].fill_between(x, rows.gold_low, rows.gold_high, color=COLORS[place], alpha=0.15, linewidth=0)
-            axes[0, column].plot(x, rows.gold, label=f"{100 * flip:g} % flips", **look)
-            axes[1, column].plot(x, rows.proxy, **look)
-        axes[0, column].set_title(f"{size:,} labels", fontsize=10)
-        axes[1, column].set_xlabel("KL from the uniform choice (nats)")
-    axes[0, 0].set_ylabel("gold: win rate gained over n = 1 (points)")
-    axes[1, 0].set_ylabel("proxy gained (SD within an instruction)")
-    axes[1, 0].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="lower right")
-    for axis in axes.flat:
-        grid(axis)
-    keep_in_view(axes[0, 0], own[own.labels.isin(sizes)].gold)
-    title = f"Best of n held-out responses by {TITLES[kind]}"
-    return Drawn(titled(figure, title, note), f"{title}: gold above, proxy below. {note}")
-
-
-def keep_in_view(axis: Axes, values: pd.Series) -> None:
-    """Ends an axis a range above and below its values: of few repeats an interval may be many times as wide."""
-    room, (bottom, top) = values.max() - values.min(), axis.get_ylim()
-    axis.set_ylim(max(bottom, values.min() - room), min(top, values.max() + room))
-
-
-def draw_information(settings: pd.DataFrame, note: str) -> Drawn:
-    """Peak and drop of every setting against N(1 - 2e)^2."""
-    own = settings[settings.judge == "own"]
-    figure = Figure(figsize=(9.4, 7.0), dpi=150, layout="constrained")
-    axes = figure.subplots(2, 2, sharex=True, sharey="row")
-    labels = {"peak": "gained at the peak (points)", "drop": "lost after the peak (points)"}
-    for column, kind in enumerate(TITLES):
-        for row, (measure, label) in enumerate(labels.items()):
-            axis = axes[row, column]
-            for place, flip in enumerate(sorted({*own.flip})):
-                rows = own[(own.kind == kind) & (own.flip == flip)]
-                errors = [rows[measure] - rows[f"{measure}_low"], rows[f"{measure}_high"] - rows[measure]]
-                look = {"color": COLORS[place], "marker": MARKERS[place], "label": f"{100 * flip:g} % flips"}
-                axis.errorbar(rows.effective, rows[measure], errors, markersize=5, linewidth=1, elinewidth=1, **look)
-            axis.set_xscale("log")
-            grid(axis)
-            if not column:
-                axis.set_ylabel(label)
-        axes[0, column].set_title(TITLES[kind], fontsize=10)
-        axes[1, column].set_xlabel("N(1 − 2e)²: labels without flips that tell as much")
-        axes[1, column].axhline(0, color="#888888", linestyle="--", linewidth=1)
-    for row, measure in enumerate(labels):
-        keep_in_view(axes[row, 0], own[measure])
-    axes[0, 0].legend(fontsize=8, frameon=False)
-    title = "What is gained and lost, against the information in the labels"
-    return Drawn(titled(figure, title, note), f"Peak and drop against N(1 - 2e)². {note}")

@@ -1,8 +1,6 @@
 """The cells: reward models of one kind and repeat, and their best-of-n curves on what they never saw."""
 
-import base64
 import io
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +18,7 @@ from ..surrogates.curves import best_of_n
 from ..surrogates.features import MEASURES, Array, Scaling, measured, one_thread
 from ..surrogates.judged import Judged, Mask, Places, read_judged, read_other
 from ..surrogates.models import Kind, accuracy, fit, flipped
+from ..surrogates.scarcity import Setting, pack
 
 KINDS: Final[tuple[Kind, ...]] = ("linear", "trees")
 RIDGE: Final = 100.0
@@ -38,19 +37,6 @@ PREDICTORS: Final[dict[str, tuple[Kind, list[int]]]] = {
     "trees on all measures": ("trees", [*range(len(MEASURES))]),
 }
 """Who predicts the verdicts -> the kind of its model, and the measures that it sees."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """k verdicts, of which a share is flipped."""
-
-    labels: int
-    flip: float
-
-    @property
-    def effective(self) -> float:
-        """N(1 - 2e)^2: as many clean labels know as much of a score that is near 0 (Fisher information)."""
-        return self.labels * (1 - 2 * self.flip) ** 2
 
 
 @dataclass(frozen=True)
@@ -191,17 +177,6 @@ def curves(data: Prepared, kind: Kind, setting: Setting, seed: int) -> list[dict
         }
         for name, (gold, proxy, kl) in found.items()
     ]
-
-
-def pack(table: Array) -> str:
-    """A table as text, in single precision."""
-    return base64.b64encode(zlib.compress(table.astype("<f4").tobytes())).decode()
-
-
-def unpack(text: str, columns: int) -> Array:
-    """The table of `columns` that `pack` has packed."""
-    values = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<f4")
-    return values.reshape(-1, columns).astype(np.float64)
 
 
 def accuracy_rows(file: Path, predictor: str) -> list[Row]:

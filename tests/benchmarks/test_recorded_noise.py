@@ -10,18 +10,15 @@ from recorded_folder import MODELS, NUM, make_folder
 
 from alpacafarm_env.benchmarks.harness.page import read_table
 from alpacafarm_env.benchmarks.recorded_noise.__main__ import NAME, RecordedNoiseOptions, run
-from alpacafarm_env.benchmarks.recorded_noise.analysis import claims, tables_of
 from alpacafarm_env.benchmarks.recorded_noise.page import page
 from alpacafarm_env.benchmarks.recorded_noise.runs import (
     KINDS,
     Prepared,
-    Setting,
     curves,
     numbers_for,
-    pack,
     prepare,
-    unpack,
 )
+from alpacafarm_env.benchmarks.surrogates.scarcity import Setting, claims, corrected, pack, tables_of, unpack
 from alpacafarm_env.data.load import recorded_dataset
 from alpacafarm_env.errors import DataError
 
@@ -141,7 +138,7 @@ def rows_with_a_fall(rng, seed, size):
 def test_the_slope_of_a_planted_fall_is_found():
     rng = np.random.default_rng(0)
     rows = [row for seed in range(8) for row in rows_with_a_fall(rng, seed, 200)]
-    found = {row["claim"]: row for row in claims(tables_of(rows))}["slope of the drop"]
+    found = {row["claim"]: row for row in corrected(claims(tables_of(rows)))}["slope of the drop"]
     assert found["low"] < 2 < found["high"]  # a fifth of a share is two points for ten points of flips
     assert found["holm"]
 

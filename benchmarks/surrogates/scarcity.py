@@ -1,6 +1,12 @@
-"""What the cells' curves say: drop, peak and end by setting, the claims and their family."""
+"""Is noise scarcity? Best-of-n curves by number of labels and share of flips: drop, peak and end, and the claims.
 
+Of N labels that are flipped with probability e, a score that is near even learns as much (Fisher information) as of
+N(1 - 2e)^2 clean ones.
+"""
+
+import base64
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +16,8 @@ import numpy as np
 
 from ..harness.estimates import Estimate, rejected
 from ..harness.study import Row
-from ..surrogates.curves import TwoWay, drop_and_peak, slope
-from ..surrogates.features import Array
-from .runs import Setting, unpack
+from .curves import TwoWay, drop_and_peak, slope
+from .features import Array
 
 UP_TO: Final = 0.35
 """Flips over which the slope is taken: beyond, hardly anything is left to learn from."""
@@ -23,8 +28,21 @@ Key = tuple[str, str, int, float]
 
 
 @dataclass(frozen=True)
+class Setting:
+    """N labels, of which a share is flipped."""
+
+    labels: int
+    flip: float
+
+    @property
+    def effective(self) -> float:
+        """N(1 - 2e)^2: as many clean labels know as much of a score that is near 0 (Fisher information)."""
+        return self.labels * (1 - 2 * self.flip) ** 2
+
+
+@dataclass(frozen=True)
 class Curve:
-    """One setting's curves: gold [R, I, n] in points of win rate, proxy [R, n] in its spread, KL [n] in nats."""
+    """One setting's curves: gold [R, I, n] in its unit, proxy [R, n] in its spread, KL [n] in nats."""
 
     n: list[int]
     gold: Array
@@ -39,8 +57,8 @@ class Curve:
         return {"drop": drop, "peak": peak, "end": self.gold[..., -1] - self.gold[..., 0]}
 
 
-def tables_of(rows: Sequence[Row]) -> dict[Key, Curve]:
-    """The curves of cells' rows; instructions that a judge has not judged at all are left out of its curves."""
+def tables_of(rows: Sequence[Row], unit: float = 100.0) -> dict[Key, Curve]:
+    """The curves of cells' rows, gold times `unit`; instructions that a judge has not judged at all are left out."""
     groups: dict[Key, list[Row]] = {}
     for row in sorted(
         rows, key=lambda row: (row["judge"] != "own", row["kind"], row["labels"], row["flip"], row["seed"])
@@ -48,7 +66,7 @@ def tables_of(rows: Sequence[Row]) -> dict[Key, Curve]:
         groups.setdefault((row["judge"], row["kind"], row["labels"], row["flip"]), []).append(row)
     curves = {}
     for key, own in groups.items():
-        n, gold = own[0]["n"], 100 * np.stack([unpack(row["gold"], len(row["n"])) for row in own])
+        n, gold = own[0]["n"], unit * np.stack([unpack(row["gold"], len(row["n"])) for row in own])
         proxy, kl = (np.array([row[name] for row in own]) for name in ("proxy", "kl"))
         known = ~np.isnan(gold).any(axis=(0, 2))
         accuracy = 100 * np.array([row["accuracy"] for row in own])
@@ -56,8 +74,19 @@ def tables_of(rows: Sequence[Row]) -> dict[Key, Curve]:
     return curves
 
 
+def pack(table: Array) -> str:
+    """A table as text, in single precision."""
+    return base64.b64encode(zlib.compress(table.astype("<f4").tobytes())).decode()
+
+
+def unpack(text: str, columns: int) -> Array:
+    """The table of `columns` that `pack` has packed."""
+    values = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<f4")
+    return values.reshape(-1, columns).astype(np.float64)
+
+
 def setting_rows(curves: Mapping[Key, Curve]) -> list[Row]:
-    """A row a setting: each measure with its interval, in points of win rate."""
+    """A row a setting: each measure with its interval, in the unit of gold."""
     rows = []
     for key, curve in curves.items():
         row = _named(key) | {"effective": Setting(*key[2:]).effective, "accuracy": float(curve.accuracy.mean())}
@@ -86,9 +115,9 @@ def curve_rows(curves: Mapping[Key, Curve]) -> list[Row]:
 
 
 def claims(curves: Mapping[Key, Curve]) -> list[Row]:
-    """The page's family of claims, corrected together by Holm's procedure.
+    """Claims of every study of scarcity, which are a family or a part of one: see `corrected`.
 
-    slope: of the drop by flips up to `UP_TO`, points for ten points of flips, and its interval by repeats alone.
+    slope: of the drop by flips up to `UP_TO`, for ten points of flips, and its interval by repeats alone.
     matched: 4 k labels with 25 % flips less k clean ones, whose N(1 - 2e)^2 is equal, in drop and in peak.
     doubled: what drop and peak change by a doubling of N(1 - 2e)^2, over all settings of a kind; their `labels` are 0.
     """
@@ -97,9 +126,7 @@ def claims(curves: Mapping[Key, Curve]) -> list[Row]:
     rows: list[Row] = []
 
     def claim(what: str, key: tuple[str, str, int], table: Array) -> None:
-        alone = Estimate.of(table.mean(axis=1))
-        row = dict(zip(("judge", "kind", "labels"), key, strict=True)) | {"claim": what} | _cells("", TwoWay.of(table))
-        rows.append(row | {"repeats_low": alone.low, "repeats_high": alone.high})
+        rows.append(claim_row(what, *key, table))
 
     for judge, kind, labels in dict.fromkeys(key[:3] for key in curves):
         drops = np.stack([measures[judge, kind, labels, flip]["drop"] for flip in flips])
@@ -114,8 +141,20 @@ def claims(curves: Mapping[Key, Curve]) -> list[Row]:
         for measure in ("drop", "peak"):
             values = np.stack([measures[key][measure] for key in own])
             claim(f"doubled {measure}", ("own", kind, 0), slope(values, doublings))
+    return rows
+
+
+def claim_row(what: str, judge: str, kind: str, labels: int, table: Array) -> Row:
+    """A claim that a table of repeats by instructions [R, I] has another mean than 0."""
+    alone = Estimate.of(table.mean(axis=1))
+    row = {"judge": judge, "kind": kind, "labels": labels, "claim": what} | _cells("", TwoWay.of(table))
+    return row | {"repeats_low": alone.low, "repeats_high": alone.high}
+
+
+def corrected(rows: Sequence[Row]) -> list[Row]:
+    """A family of claims, with whether each is clear by Holm's procedure."""
     holds = rejected([row["chance"] for row in rows])
-    return [row | {"holm": kept} for row, kept in zip(rows, holds, strict=True)]
+    return [{**row, "holm": kept} for row, kept in zip(rows, holds, strict=True)]
 
 
 def _named(key: Key) -> dict[str, Any]:
