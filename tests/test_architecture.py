@@ -26,9 +26,9 @@ BUDGETS = {
     "alpacafarm_env": 9_142,
     "agents": 4_765,
     "wrappers": 110,
-    "benchmarks": 7_255,
+    "benchmarks": 7_612,
     "examples": 400,
-    "tests": 18_945,
+    "tests": 19_064,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

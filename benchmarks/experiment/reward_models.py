@@ -170,6 +170,8 @@ class RewardModelRun:
     """Folder of the language model that it starts from."""
     layers: int | None = None
     """How many of its layers are kept; None: all."""
+    epochs: int | None = None
+    """Passes over the pairs; None: the sandbox's."""
     num_val: int | None = None
     """Instructions of val whose answers set the scale; None: all."""
     num_samples: int = 1
@@ -208,12 +210,13 @@ def train(run: RewardModelRun, on_progress: ProgressFn) -> list[Row]:
 
     progress(0)
     if not (run.target / LAST_FILE).is_file():
+        config = RewardModelingConfig.sandbox()
         fit(
             shortened(run),
             pairs,
             run.target,
             val=sandbox.SANDBOX.instructions("val")[: run.num_val],
-            config=replace(RewardModelingConfig.sandbox(), keep_checkpoints=1),
+            config=replace(config, keep_checkpoints=1, epochs=run.epochs or config.epochs),
             seed=run.seed if run.training_seed is None else run.training_seed,
             out=run.folder,
             sft=sandbox.POLICY,

@@ -1,0 +1,96 @@
+"""The study of noise with known gold: does a flipped label do more than teach less?
+
+    python -m alpacafarm_env.benchmarks.noise [--quick] [--seeds N] [--processes N]
+
+Reward models learn from N labels of the sandbox's pool, of which a share e is flipped: fresh pairs for each seed, the
+number of updates held equal. By each of them the best of n samples is chosen, to n = 1,024 on 400 instructions, and the
+true reward says what that is worth. If flips are scarcity and nothing else, settings of equal N(1 - 2e)^2 do alike.
+What was predicted before the first run is `analysis.PREDICTED`, and stands on the page beside what came out.
+
+Sources: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4.3; Gao, Schulman and Hilton 2022 (arXiv
+2210.10760).
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import tyro
+
+from ...cli.options import Count
+from ..harness.page import publish
+from ..harness.runner import Cell, run_cells
+from ..harness.sources import sandbox_sources
+from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
+from ..surrogates.scarcity import curve_rows, setting_rows, tables_of
+from .analysis import all_claims, curve_bands, gao_rows
+from .cells import Plan, Sizes, draw_pairs, run_setting
+from .page import page
+
+NAME = "noise"
+
+
+@dataclass(frozen=True)
+class NoiseOptions(StudyOptions):
+    """Options of the study of noise. With --quick there are 2 seeds and small sizes."""
+
+    name: ClassVar[str] = NAME
+    no_data: ClassVar[str] = "only the sandbox knows the true reward."
+    quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 2}
+
+    seeds: Count = 10
+    """Number of repeats, each with pairs, labels, samples and reward models of its own."""
+    processes: Count = 2
+    """Cells at a time, each in a process with one torch thread."""
+    sizes: Annotated[Sizes | None, tyro.conf.Suppress] = None
+    """Other sizes, for tests."""
+
+
+def run(options: NoiseOptions) -> int:
+    """Runs the study, writes its folder, prints the summary and returns the exit status."""
+    options.refuse_taken(NAME)
+    sizes = options.sizes or (Sizes.quick() if options.quick else Sizes())
+    plans = [Plan(options.folder(NAME), seed, sizes) for seed in range(options.seeds)]
+    # Each part needs the one before it.
+    parts = {
+        "pairs": [Cell(f"pairs, seed {plan.seed}", partial(draw_pairs, plan), plan.units) for plan in plans],
+        "samples": [Cell(plan.samples.cell, plan.samples.draw, plan.samples.units) for plan in plans],
+        "reward models": [
+            Cell(plan.reward_model(setting).cell, partial(run_setting, plan, setting), plan.units)
+            for plan in plans
+            for setting in sizes.settings
+        ],
+    }
+    with options.study(NAME, {"sizes": asdict(sizes)}, sources=sandbox_sources()) as study:
+        study.plan([cell.key for cells in parts.values() for cell in cells])
+        rows: list[Row] = []
+        for part, cells in parts.items():
+            print(f"{NAME} into {study.out}: {part} ({len(cells)} cells)", file=sys.stderr)
+            rows = run_cells(study, cells, processes=options.processes)
+            if study.failed:
+                print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
+                return study.exit_status
+        write_results(study, rows)
+        return study.finish()
+
+
+def write_results(study: Study, rows: list[Row]) -> None:
+    """The tables and the page."""
+    curves = tables_of(rows, unit=1.0)
+    study.write_table(setting_rows(curves))
+    write_csv(study.out / "curves.csv", curve_bands(curves, curve_rows(curves)))
+    write_csv(study.out / "claims.csv", all_claims(curves))
+    write_csv(study.out / "fits.csv", gao_rows(curves))
+    study.note(level="sandbox")
+    publish(study, page(study.out))
+
+
+def main() -> int:
+    """Runs the command and returns its exit status."""
+    return run_command(lambda: run(NoiseOptions.parse()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The cells: fresh pairs and samples of a seed, and a reward model of each setting with what it chooses among them.
+
+Every seed has its own pairs, on instructions that stand in no split. Smaller settings of a seed learn from the first of
+them, and the pairs that get a coin by one share of flips are among those that get one by a larger share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+
+from ... import agents, sandbox
+from ...instructions import Instruction, Preference
+from ...oracles import RewardModel
+from ...oracles.base import PreferenceOracle, judge
+from ...oracles.judges import Flip
+from ...sandbox.dataset import Sandbox, label, read_rows, write_rows
+from ..experiment.reward_models import RewardModelRun, fresh_pairs, train
+from ..experiment.samples import JUDGED, SampleRun
+from ..harness.runner import ProgressFn, ProgressUpdate, quiet
+from ..harness.study import Row
+from ..surrogates.scarcity import Setting, pack
+
+JUDGE: Final = "sim_eval"
+"""Whose labels are flipped: the pool, which flips none by itself."""
+PAIRS_STREAM: Final = 10_000
+"""Added to a seed for its training pairs: those that accuracy is measured on are others."""
+SCALE_SAMPLES: Final = 4
+"""SFT's answers to each instruction of val that sets a reward model's scale."""
+GOLDS: Final = dict(zip(JUDGED, ("own", "sim_eval", "human"), strict=True))
+"""What a choice is worth -> its name in the tables: "own" is the true reward; the others are win rates in points."""
+KIND: Final = "reward model"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the study is; the defaults are the full study's."""
+
+    labels: tuple[int, ...] = (500, 1000, 2000, 4000, 8000)
+    """Pairs that are labelled, each a whole share of the largest: all reward models make about as many updates."""
+    flips: tuple[float, ...] = (0.0, 0.1, 0.25, 0.35, 0.4)
+    num_prompts: int = 400
+    num_samples: int = 1024
+    num_val: int = 500
+    num_fresh: int = 2000
+    """Fresh pairs that a reward model's accuracy is measured on."""
+
+    @classmethod
+    def quick(cls) -> Sizes:
+        """Those of --quick."""
+        return cls(
+            labels=(100, 400), flips=(0.0, 0.25, 0.35), num_prompts=20, num_samples=64, num_val=50, num_fresh=200
+        )
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Every number of labels with every share of flips."""
+        return [Setting(labels, flip) for labels in self.labels for flip in self.flips]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides the rows of a seed's cells; picklable."""
+
+    out: Path
+    seed: int
+    sizes: Sizes
+
+    @property
+    def samples(self) -> SampleRun:
+        """The seed's samples, from which all its reward models choose."""
+        units = 1 + self.sizes.num_prompts * self.sizes.num_samples // 3000
+        return SampleRun(self.seed, self.out, self.sizes.num_prompts, self.sizes.num_samples, units)
+
+    @property
+    def pairs_file(self) -> Path:
+        """Where the seed's pairs are."""
+        return self.out / "pairs" / f"seed-{self.seed}.jsonl.gz"
+
+    def annotator(self, flip: float) -> PreferenceOracle:
+        """The pool of this seed, with its noise."""
+        pool = sandbox.judge(JUDGE, self.seed)
+        return Flip(pool, flip, seed=self.seed) if flip else pool
+
+    def labelled(self, setting: Setting) -> tuple[Preference, ...]:
+        """The pairs of a setting with their labels, less the ties."""
+        rows = read_rows(self.pairs_file)[: setting.labels]
+        instructions = [Instruction(row["instruction"], row["input"], split="fresh") for row in rows]
+        return label(instructions, [(row["output_1"], row["output_2"]) for row in rows], self.annotator(setting.flip))
+
+    def reward_model(self, setting: Setting) -> RewardModelRun:
+        """The run that trains a setting's reward model; all of a seed have the same start of the head."""
+        return RewardModelRun(
+            cell=f"{setting.labels} labels, {100 * setting.flip:g} % flips, seed {self.seed}",
+            seed=self.seed,
+            out=self.out,
+            pairs=partial(self.labelled, setting),
+            epochs=max(self.sizes.labels) // setting.labels,
+            num_val=self.sizes.num_val,
+            num_samples=SCALE_SAMPLES,
+            judge=partial(self.annotator, setting.flip),
+            num_fresh=self.sizes.num_fresh,
+            units=self.units,
+        )
+
+    @property
+    def units(self) -> int:
+        """Seconds of a reward model's cell on one core, roughly."""
+        return 2 + (65 * max(self.sizes.labels) // 2 + 40 * self.sizes.num_fresh) // 10_000
+
+
+def draw_pairs(plan: Plan, on_progress: ProgressFn) -> list[Row]:
+    """Draws the seed's pairs and stores them; one row about them."""
+    quiet()
+    on_progress(ProgressUpdate(f"pairs, seed {plan.seed}", 0))
+    world, num = cast(Sandbox, sandbox.SANDBOX), max(plan.sizes.labels)
+    pairs = fresh_pairs(world, sandbox.POLICY, PAIRS_STREAM + plan.seed, num)
+    texts = zip(cast(Sequence[Instruction], pairs.instructions), pairs.a, pairs.b, strict=True)
+    rows: list[dict[str, Any]] = [
+        {"instruction": asked.instruction, "input": asked.input, "output_1": a, "output_2": b} for asked, a, b in texts
+    ]
+    write_rows(plan.pairs_file, rows)
+    return [{"seed": plan.seed, "num_pairs": len(rows), "num_equal": pairs.num_equal}]
+
+
+def run_setting(plan: Plan, setting: Setting, on_progress: ProgressFn) -> list[Row]:
+    """Trains a setting's reward model and chooses the best of n by it; a row for each of `GOLDS`, packed [P, n]."""
+    quiet()
+    model = plan.reward_model(setting)
+    measured = train(model, on_progress)[0]
+    drawn = plan.samples.read()
+    scores = judge(RewardModel(model.target), drawn.prompts, list(drawn.responses.text)).scores
+    ns = [2**power for power in range(plan.sizes.num_samples.bit_length())]
+    proxies = scores[drawn.index]
+    gained = np.asarray(agents.best_of_k(proxies, proxies, ns)).mean(axis=1)
+    row = {"kind": KIND, "seed": plan.seed, **vars(setting), "n": ns, "kl": [agents.best_of_n_kl(n) for n in ns]}
+    row |= {"proxy": (gained - gained[0]).tolist(), "accuracy": measured["accuracy_gold"]}
+    units = {"gold": 1.0, "win_rate_simulated": 100.0, "win_rate_human": 100.0}
+    return [
+        {"judge": name, **row, "gold": pack(units[gold] * agents.best_of_k(proxies, worth[drawn.index], ns).T)}
+        for gold, name in GOLDS.items()
+        for worth in [drawn.responses[gold].to_numpy()]
+    ]

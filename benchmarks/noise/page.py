@@ -1,0 +1,151 @@
+"""The page of the study of noise: predictions and outcomes, what is gained and lost by setting, the claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pandas as pd
+
+from ...statistics import Interval
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.report import Table, interval_text, number, sentences
+from ..surrogates.figures import draw_curves, draw_information
+from .analysis import OWN, Prediction, outcomes
+from .cells import KIND
+
+JUDGES: Final = {OWN: "gold", "sim_eval": "win rate by p_sim^eval, points", "human": "win rate by human raters, points"}
+CLAIMS: Final = {
+    "slope of the drop": "fall, for ten points of flips",
+    "matched drop": "fall: 4N labels with 25 % flips less N clean ones",
+    "matched peak": "gain at the peak: the same",
+    "doubled drop": "fall, for twice N(1 − 2e)²",
+    "doubled peak": "gain at the peak, for twice N(1 − 2e)²",
+    "rest drop": "fall, for ten points of flips at equal N(1 − 2e)²",
+    "rest peak": "gain at the peak, for ten points of flips at equal N(1 − 2e)²",
+    "slope of alpha": "α, for ten points of flips",
+    "slope of beta": "β, for ten points of flips",
+}
+AXES: Final = ("gold gained (simultaneous 95 % bands)", "KL of the best of n (nats)")
+
+
+def page(folder: Path) -> Page:
+    """The result that the study's files hold."""
+    settings, curves, claims, fits = (
+        read_table(folder / f"{name}.csv") for name in ("table", "curves", "claims", "fits")
+    )
+    manifest = read_manifest(folder)
+    sizes, seeds = manifest["config"]["sizes"], len(manifest["seeds"])
+    quick = "Quick form, no result. " if manifest["quick"] else ""
+    note = (
+        f"{quick}Level: sandbox (simulation); best of n to {sizes['num_samples']:,} on {sizes['num_prompts']} "
+        f"instructions; labels of p_sim^eval, fresh pairs for each of {seeds} seeds; 95 % intervals over seeds and "
+        "instructions."
+    )
+    own, far = settings[settings.judge == OWN], f"The peak is chosen on other seeds and instructions. {note}"
+    told = outcomes(claims)
+    shown = curves[curves.judge == OWN].assign(gold_low=lambda x: x.band_low, gold_high=lambda x: x.band_high)
+    tables = {
+        "predictions": prediction_table(told, len(claims)),
+        "drops": grid_table(
+            own, "Gold lost from the peak to the largest n", partial(ends, name="drop", mean="drop"), far
+        ),
+        "peaks": grid_table(own, "Gold gained at the peak", partial(ends, name="peak", mean="peak"), far),
+        "claims": claim_table(claims),
+        "fits": fit_table(fits, note),
+        "accuracy": grid_table(own, "Right about gold on fresh pairs, %, mean over seeds", right, note),
+    }
+    figures: dict[str, Drawn] = {
+        "curves": draw_curves(shown, "Best of n by reward models of noisy labels", note, *AXES),
+        "information": draw_information(own, {KIND: "reward models"}, note, "gold"),
+    }
+    counts = {outcome: sum(each == outcome for *_, each in told) for outcome in ("held", "failed", "open")}
+    found = sentences("noise/findings.txt.j2", told=told, counts=counts, text=ends, number=number)
+    headline = f"{counts['held']} of {len(told)} predictions held, {counts['failed']} failed"
+    return Page(
+        "Noise with known gold",
+        tables,
+        found,
+        figures,
+        headline if told else "",
+        printed=("predictions", "drops", "peaks"),
+    )
+
+
+def right(row: Mapping[str, Any]) -> str:
+    """How often a setting's reward models are right."""
+    return f"{row['accuracy']:.1f}"
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table."""
+    return cast(list[dict[str, Any]], frame.to_dict("records"))
+
+
+def ends(row: Mapping[str, Any], name: str = "", mean: str = "mean") -> str:
+    """A mean with its interval, of the columns that begin with a name."""
+    start = f"{name}_" if name else ""
+    return interval_text(Interval(row[mean], row[f"{start}low"], row[f"{start}high"], 0), "")
+
+
+def prediction_table(told: list[tuple[Prediction, dict[str, Any], str]], size: int) -> Table:
+    """What was predicted beside what came out."""
+    signs = {"above": "above 0", "below": "below 0"}
+    rows = [
+        {
+            "predicted before the first run": each.text,
+            "that is": signs.get(each.expected, f"within {each.bound:g}"),
+            "measured": ends(row),
+            "within, at 5 %": number(row["within"]),
+            "outcome": outcome,
+        }
+        for each, row, outcome in told
+    ]
+    caption = (
+        f"A direction has held where it is clear by Holm among all {size} claims; a bound, where two one-sided tests "
+        "find the value within it. Open: neither held nor failed. In units of gold."
+    )
+    return Table.of(rows, caption, "Predictions and outcomes")
+
+
+def grid_table(own: pd.DataFrame, what: str, cell: Callable[[dict[str, Any]], str], note: str) -> Table:
+    """A measure by number of labels and share of flips."""
+    rows: dict[int, dict[str, str]] = {}
+    for row in records(own):
+        line = rows.setdefault(row["labels"], {"labels": f"{row['labels']:,}"})
+        line[f"{100 * row['flip']:g} % flips"] = cell(row)
+    return Table.of([*rows.values()], f"{what}. {note}", what)
+
+
+def claim_table(claims: pd.DataFrame) -> Table:
+    """The family."""
+    rows = [
+        {
+            "of": JUDGES[row["judge"]],
+            "claim": CLAIMS[row["claim"]],
+            "N": f"{row['labels']:,}" if row["labels"] else "all",
+            "mean": ends(row),
+            "p": f"{row['chance']:.2g}",
+            "Holm": "clear" if row["holm"] else "no",
+            "within, at 5 %": number(row["within"]),
+        }
+        for row in records(claims)
+    ]
+    return Table.of(rows, f"Holm: among these {len(claims)} claims.", "Claims")
+
+
+def fit_table(fits: pd.DataFrame, note: str) -> Table:
+    """Gao's parameters of each setting."""
+    rows = [
+        {
+            "labels": f"{row['labels']:,}",
+            "flips, %": f"{100 * row['flip']:g}",
+            "N(1 − 2e)²": f"{row['effective']:,.0f}",
+            "α": ends(row, "alpha", "alpha_mean"),
+            "β": ends(row, "beta", "beta_mean"),
+        }
+        for row in records(fits)
+    ]
+    return Table.of(rows, f"Gold gained as d(α − β d), d = √KL in √nats. {note}", "Gao et al.'s form")
