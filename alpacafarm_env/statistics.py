@@ -131,26 +131,42 @@ def length_controlled_win_rate(
     instruction, from a table outside its repository. It is left out: estimated from the judged models themselves, it
     takes the result away from the published figures. Rows without a verdict are left out of the fit but kept in sd, as
     upstream. The interval is over instructions, by a sandwich estimate of beta's variance in which the prior counts as
-    an observation; its ends are NaN for a single verdict, and all is NaN without one.
+    an observation, of a fit with one more win and one more loss at equal lengths: without them it has no width where
+    all verdicts agree. Its ends are NaN for a single verdict, and all is NaN without one.
     Source: Dubois et al. 2024 (arXiv 2404.04475).
 
-    Raises ValueError if shapes differ, a credit lies outside [0, 1], a length is not finite, or `precision` is below 0.
+    Raises ValueError if shapes differ, a credit lies outside [0, 1], a length is not finite, `weight` is not from -100
+    to 100, or `precision` not from 0 to a million.
     """
-    from scipy.optimize import minimize
-
     values = _credits(credits)
     difference = np.asarray(reference_lengths, dtype=np.float64) - np.asarray(lengths, dtype=np.float64)
     if difference.shape != values.shape or not np.isfinite(difference).all():
         raise ValueError(f"expected finite lengths of shape {values.shape}, got {difference.shape}: {difference!r}")
-    if not (math.isfinite(weight) and 0 <= precision < math.inf):
-        raise ValueError(f"expected a finite weight and a precision of 0 or more, got {weight!r} and {precision!r}")
+    given: dict[str, tuple[Any, float, float]] = {"weight": (weight, -100, 100), "precision": (precision, 0, 1e6)}
+    for name, (value, least, most) in given.items():
+        if not isinstance(value, int | float | np.number) or not least <= value <= most:
+            raise ValueError(f"{name}: expected a number from {least} to {most:g}, got {value!r}")
     scored = ~np.isnan(values)
     if not scored.any():
         return Interval(math.nan, math.nan, math.nan, 0)
     spread = difference.std(ddof=1) if len(difference) > 1 else 0.0
     feature = np.tanh(difference / spread)[scored] if spread > 0 else np.zeros(int(scored.sum()))
-    target, rows = values[scored], np.stack([feature, np.ones_like(feature)], axis=1)
-    center, pull = np.array([weight, 0.0]), np.array([precision + 2 * RIDGE, 2 * RIDGE])
+    target, prior = values[scored], (np.array([weight, 0.0]), np.array([precision + 2 * RIDGE, 2 * RIDGE]))
+    beta = float(_length_fit(feature, target, *prior)[0][1])
+    fitted, variance = _length_fit(np.append(feature, [0, 0]), np.append(target, [0, 1]), *prior)
+    half = 1.959963984540054 * math.sqrt(variance[1, 1]) if len(target) > 1 else math.nan
+    ends = (min(beta, fitted[1] - half), beta, max(beta, fitted[1] + half)) if half == half else (half, beta, half)
+    low, mean, high = (float(100 * _sigmoid(end)) for end in ends)
+    return Interval(mean, low, high, len(target))
+
+
+def _length_fit(
+    feature: NDArray[np.float64], target: NDArray[np.float64], center: NDArray[np.float64], pull: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Theta and beta of credits [n] by a feature [n], held to `center` [2] by `pull` [2], and their covariance."""
+    from scipy.optimize import minimize
+
+    rows = np.stack([feature, np.ones_like(feature)], axis=1)
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         logits, away = rows @ parameters, parameters - center
@@ -158,14 +174,11 @@ def length_controlled_win_rate(
         value = np.logaddexp(0, logits) - target * logits
         return float(value.sum() + (pull * away**2).sum() / 2), rows.T @ (_sigmoid(logits) - target) + pull * away
 
-    fitted = minimize(loss, center, jac=True, method="BFGS", options={"gtol": 1e-6}).x
-    chance = _sigmoid(rows @ fitted)
+    fitted = np.asarray(minimize(loss, center, jac=True, method="BFGS", options={"gtol": 1e-6}).x)
+    chance, num = _sigmoid(rows @ fitted), len(target)
     inverse = np.linalg.inv(rows.T @ (rows * (chance * (1 - chance))[:, None]) + np.diag(pull))
-    num = len(target)
-    scatter = rows.T @ (rows * ((chance - target) ** 2)[:, None]) * num / max(num - 1, 1) + np.diag([precision, 0.0])
-    half = 1.959963984540054 * math.sqrt((inverse @ scatter @ inverse)[1, 1]) if num > 1 else math.nan
-    mean, low, high = (float(100 * _sigmoid(fitted[1] + step)) for step in (0.0, -half, half))
-    return Interval(mean, low, high, num)
+    scatter = rows.T @ (rows * ((chance - target) ** 2)[:, None]) * num / max(num - 1, 1) + np.diag([pull[0], 0.0])
+    return fitted, inverse @ scatter @ inverse
 
 
 def interval(values: ArrayLike, *, bounds: tuple[float, float] = UNBOUNDED) -> Interval:

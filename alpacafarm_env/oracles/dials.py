@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..seeding import keyed_uniforms
 from .base import DetailedJudge, PreferenceOracle, Verdicts, blank_of, compare, is_paid
-from .judges import KeyedDraws, check_count
+from .judges import KeyedDraws
 
 Array = NDArray[np.float64]
 DIALS: Final = (
@@ -34,6 +34,8 @@ DIALS: Final = (
 """Those of `Dialed`; `flip` is `Flip`'s."""
 LIST_ITEM: Final = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
 """The beginning of a line with a bullet or a number."""
+MOST: Final = 1e6
+"""Largest size of a dial, and number of annotators: beyond, sums overflow or lose their digits."""
 _LEAST: Final = 1e-12  # a chance that is drawn as 0 has no normal quantile
 
 
@@ -58,7 +60,7 @@ class Dialed(DetailedJudge):
         seed: Of all draws.
 
     Raises:
-        ValueError: A dial is not finite, or a scale is below 0.
+        ValueError: A dial or `num_annotators` is above `MOST`, or not finite, or a scale is below 0.
     """
 
     draws_order: Final = True
@@ -79,10 +81,11 @@ class Dialed(DetailedJudge):
         given = (length_bias, list_bias, position_bias, annotator_noise, instruction_noise, temperature)
         dials = dict(zip(DIALS, given, strict=True))
         for name, value in dials.items():
-            if not np.isfinite(value) or (value < 0 and not name.endswith("bias")):
-                at_least = "" if name.endswith("bias") else ", 0 or more"
-                raise ValueError(f"{name}: expected a finite number{at_least}, got {value!r}.")
-        check_count(num_annotators)
+            least = -MOST if name.endswith("bias") else 0
+            if not least <= value <= MOST:  # nor is NaN
+                raise ValueError(f"{name}: expected a number from {least:g} to {MOST:g}, got {value!r}.")
+        if not 1 <= num_annotators <= MOST:
+            raise ValueError(f"num_annotators: expected a number from 1 to {MOST:g}, got {num_annotators!r}.")
         self._judge = judge
         self.dials = dials
         self.num_annotators = num_annotators

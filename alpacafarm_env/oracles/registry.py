@@ -47,7 +47,7 @@ from ..arguments import FAMILIES, match_family
 from ..data import Dataset
 from ..errors import DataError, did_you_mean
 from .base import NAMES, WIN_RATES, Constant, Kind
-from .dials import DIALS, Dialed
+from .dials import DIALS, MOST, Dialed
 from .judges import BothOrders, Flip, WinRate
 from .policies import PolicyRating, check_policy
 from .specs import METHODS, Own, OwnJudge, Spec, Taking, as_object, field_error, is_own
@@ -149,8 +149,8 @@ class NamedJudge(JudgeSpec):
         return _sandbox(dataset, f"judge {self.name!r}").judge(self.name, seed)
 
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Scale = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Taste = Annotated[float, Field(ge=-MOST, le=MOST)]
+Scale = Annotated[float, Field(ge=0, le=MOST)]
 
 
 class NoisyJudge(JudgeSpec):
@@ -159,13 +159,13 @@ class NoisyJudge(JudgeSpec):
     judge: AnyJudge
     flip: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     both_orders: bool = False
-    length_bias: Finite = 0.0
-    list_bias: Finite = 0.0
-    position_bias: Finite = 0.0
+    length_bias: Taste = 0.0
+    list_bias: Taste = 0.0
+    position_bias: Taste = 0.0
     annotator_noise: Scale = 0.0
     instruction_noise: Scale = 0.0
     temperature: Scale = 0.0
-    num_annotators: Annotated[int, Field(ge=1)] = 13
+    num_annotators: Annotated[int, Field(ge=1, le=MOST)] = 13
     seed: int = 0
 
     def _judge(self, dataset: Dataset, seed: int) -> Any:

@@ -98,7 +98,7 @@ def prediction_table(told: list[tuple[Prediction, dict[str, Any], str]], size: i
             "predicted before the first run": each.text,
             "that is": signs.get(each.expected, f"within {each.bound:g}"),
             "measured": ends(row),
-            "within, at 5 %": number(row["within"]),
+            "within, at 5 %": number(row["within"]) if each.expected == "within" else "",
             "outcome": outcome,
         }
         for each, row, outcome in told

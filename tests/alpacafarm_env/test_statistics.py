@@ -110,7 +110,11 @@ def test_length_control_is_antisymmetric_and_knows_its_ends():
     assert there.mean + back.mean == pytest.approx(100, abs=1e-3)
     assert there.low + back.high == pytest.approx(100, abs=1e-3)
     assert 50 < there.mean < 100
-    assert length_controlled_win_rate([1] * 8, range(8), [4] * 8).mean > 99.9
+    won = length_controlled_win_rate([1] * 20, range(20), [4] * 20)
+    assert won.mean > 99.9
+    assert 50 < won.low < 95  # 83.9 by Wilson's interval of 20 in 20, without lengths
+    parted = length_controlled_win_rate([1, 0, 1, 0, 0.5], [50, 20, 90, 10, 30], [30] * 5, precision=0)
+    assert parted.high - parted.low > 40  # length tells all of five verdicts apart
     assert length_controlled_win_rate([1, 1, 0, 0], [4, 5, 1, 2], [3] * 4).mean == pytest.approx(50, abs=1e-4)
     equal = length_controlled_win_rate([1, 0, 0.5], [3, 3, 3], [3, 3, 3])  # no length to control for
     assert equal.mean == pytest.approx(50, abs=1e-4)
@@ -130,8 +134,8 @@ def test_length_control_drops_unscored_rows():
     for lengths, references in (([1, 2, 3], [1, 2, 3]), ([1, math.nan], [1, 2])):
         with pytest.raises(ValueError, match="lengths"):
             length_controlled_win_rate([1, 0], lengths, references)
-    for wrong in ({"precision": -1}, {"weight": math.nan}):
-        with pytest.raises(ValueError, match="precision"):
+    for wrong in ({"precision": -1}, {"weight": math.nan}, {"precision": 1e300}, {"weight": "x"}, {"weight": 1e6}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
             length_controlled_win_rate([1, 0], [1, 2], [3, 4], **wrong)
 
 
