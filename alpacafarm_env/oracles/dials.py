@@ -24,13 +24,10 @@ from numpy.typing import NDArray
 
 from ..seeding import keyed_uniforms
 from .base import DetailedJudge, PreferenceOracle, Verdicts, blank_of, compare, is_paid
-from .judges import KeyedDraws
+from .judges import HigherReward, KeyedDraws
 
 Array = NDArray[np.float64]
-DIALS: Final = (
-    *("length_bias", "list_bias", "position_bias", "annotator_noise", "instruction_noise"),
-    "temperature",
-)
+DIALS: Final = ("length_bias", "list_bias", "position_bias", "annotator_noise", "instruction_noise", "temperature")
 """Those of `Dialed`; `flip` is `Flip`'s."""
 LIST_ITEM: Final = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
 """The beginning of a line with a bullet or a number."""
@@ -106,13 +103,10 @@ class Dialed(DetailedJudge):
         dials = self.dials
         length = np.array([np.log2((len(y) + 10) / (len(x) + 10)) for _, x, y in rows])
         lists = np.array([bool(LIST_ITEM.search(y)) - bool(LIST_ITEM.search(x)) for _, x, y in rows], np.float64)
-        own = [(str(each),) for each in who]
-        shared = [(instruction,) for instruction, _, _ in rows]
         for name, gap in (("length", length), ("list", lists)):
-            taste = dials[f"{name}_bias"] + dials["annotator_noise"] * self._normal(f"annotator, {name}", own)
-            margins = (
-                margins + (taste + dials["instruction_noise"] * self._normal(f"instruction, {name}", shared)) * gap
-            )
+            own = self._tastes("annotator", name, [(str(each),) for each in who])
+            shared = self._tastes("instruction", name, [row[:1] for row in rows])
+            margins = margins + (dials[f"{name}_bias"] + own + shared) * gap
         margins = margins + dials["position_bias"] * np.where(shown == "b", 1.0, -1.0)
         if dials["temperature"]:
             wins = self._draws.b_wins(rows, np.nan_to_num(margins) / dials["temperature"]).astype(np.float64)
@@ -122,19 +116,21 @@ class Dialed(DetailedJudge):
         scores = np.where(np.isnan(margins), np.nan, np.where(same, 0.5, wins))
         return Verdicts(scores, {**details, "dialed_annotator": who, "shown_first": shown})
 
-    def _normal(self, stream: str, rows: Sequence[tuple[str, ...]]) -> Array:
-        """A standard normal draw for each row, [B], the same for equal rows."""
+    def _tastes(self, whose: str, name: str, rows: Sequence[tuple[str, ...]]) -> Array:
+        """Normal draws of the SD that a dial of noise sets, [B], the same for equal rows; 0 where it is 0."""
         from scipy.special import ndtri
 
-        return np.asarray(ndtri(np.maximum(keyed_uniforms(self.seed, f"dials {stream}", rows), _LEAST)))
+        if not (deviation := self.dials[f"{whose}_noise"]):
+            return np.zeros(len(rows))
+        draws = np.maximum(keyed_uniforms(self.seed, f"dials {whose}, {name}", rows), _LEAST)
+        return np.asarray(deviation * ndtri(draws))
 
 
 def _margins(
     judge: PreferenceOracle, instructions: Sequence[str], a: Sequence[str], b: Sequence[str]
 ) -> tuple[Array, dict[str, NDArray[Any]]]:
     """How much better b is than a, [B], and details."""
-    ask: Any = getattr(judge, "margins", None)
-    if ask is not None:
-        return ask(instructions, a, b), {}
+    if isinstance(judge, HigherReward):
+        return judge.margins(instructions, a, b), {}
     verdicts = compare(judge, instructions, a, b)
     return 2 * verdicts.scores - 1, verdicts.details

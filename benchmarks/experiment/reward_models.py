@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 MAX_RESPONSE_TOKENS: Final = 64
+SCALE_SAMPLES: Final = 4
+"""SFT's answers to each instruction of val, where a unit of reward is their deviation within an instruction."""
 LAST_FILE: Final = "tokenizer_config.json"
 """The last file of a saved model's folder: files are put in place by name, so with this one all are there."""
 CONFIDENCES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

@@ -24,8 +24,8 @@ from ..harness.page import publish
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
-from ..surrogates.scarcity import curve_rows, setting_rows, tables_of
-from .analysis import all_claims, curve_bands, gao_rows
+from ..surrogates.scarcity import setting_rows, tables_of
+from .analysis import all_claims, band_rows, gao_rows
 from .cells import Plan, Sizes, draw_pairs, run_setting
 from .page import page
 
@@ -80,7 +80,7 @@ def write_results(study: Study, rows: list[Row]) -> None:
     """The tables and the page."""
     curves = tables_of(rows, unit=1.0)
     study.write_table(setting_rows(curves))
-    write_csv(study.out / "curves.csv", curve_bands(curves, curve_rows(curves)))
+    write_csv(study.out / "curves.csv", band_rows(curves))
     write_csv(study.out / "claims.csv", all_claims(curves))
     write_csv(study.out / "fits.csv", gao_rows(curves))
     study.note(level="sandbox")

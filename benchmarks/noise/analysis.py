@@ -7,7 +7,7 @@ linear in the curve, so every repeat and instruction has an alpha and a beta of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
@@ -18,7 +18,7 @@ from ...seeding import keyed_rng
 from ..harness.study import Row
 from ..surrogates.curves import TwoWay, slope
 from ..surrogates.features import Array
-from ..surrogates.scarcity import UP_TO, Curve, Key, Setting, claim_row, claims, corrected
+from ..surrogates.scarcity import UP_TO, Curve, Key, Setting, claim_row, claims, corrected, curve_rows, estimate_cells
 from .cells import KIND
 
 RESAMPLES: Final = 1000
@@ -49,7 +49,7 @@ def all_claims(curves: Mapping[Key, Curve]) -> list[Row]:
         for name, place in (("alpha", 0), ("beta", 1)):
             tables = np.stack([gao(chosen[flip])[place] for flip in flips])
             rows.append(claim_row(f"slope of {name}", OWN, KIND, labels, slope(tables, flips) / 10))
-    return [{**row, **bound_of(row)} for row in corrected(rows)]
+    return [{**row, "within": bound_of(row)} for row in corrected(rows)]
 
 
 def gao(curve: Curve) -> Array:
@@ -62,22 +62,31 @@ def gao(curve: Curve) -> Array:
 def gao_rows(curves: Mapping[Key, Curve]) -> list[Row]:
     """A row a setting: alpha and beta of gold with their intervals."""
     rows = []
-    for key, curve in curves.items():
-        if key[0] == OWN:
-            each = {name: TwoWay.of(table) for name, table in zip(("alpha", "beta"), gao(curve), strict=True)}
-            ends = {f"{name}_{end}": getattr(one, end) for name, one in each.items() for end in ("mean", "low", "high")}
-            rows.append({"labels": key[2], "flip": key[3], "effective": Setting(*key[2:]).effective, **ends})
+    for (judge, _, labels, flip), curve in curves.items():
+        if judge == OWN:
+            alpha, beta = (
+                estimate_cells(name, TwoWay.of(x)) for name, x in zip(("alpha", "beta"), gao(curve), strict=True)
+            )
+            rows.append({"labels": labels, "flip": flip, "effective": Setting(labels, flip).effective, **alpha, **beta})
     return rows
 
 
-def bound_of(row: Row) -> dict[str, float]:
+def band_rows(curves: Mapping[Key, Curve]) -> list[Row]:
+    """The rows of `scarcity.curve_rows` with the ends of the simultaneous bands."""
+    ends = [pair for curve in curves.values() for pair in zip(*bands(curve), strict=True)]
+    return [
+        {**row, "band_low": low, "band_high": high} for row, (low, high) in zip(curve_rows(curves), ends, strict=True)
+    ]
+
+
+def bound_of(row: Row) -> float:
     """The smallest bound within which the mean lies by two one-sided tests at 5 %: the far end of its 90 % interval.
 
     That is taken as .84 of the width of the 95 % interval, its share by the normal distribution; by Student's t, of few
     seeds, it is less, so the bound is not too small. NaN without an interval.
     Source: Schuirmann 1987, J. Pharmacokinet. Biopharm.
     """
-    return {"within": abs(row["mean"]) + 1.6449 / 1.96 * (row["high"] - row["mean"])}
+    return float(abs(row["mean"]) + 1.6449 / 1.96 * (row["high"] - row["mean"]))
 
 
 def bands(curve: Curve, seed: int = 0) -> tuple[Array, Array]:
@@ -138,8 +147,8 @@ def outcomes(claimed: pd.DataFrame) -> list[tuple[Prediction, dict[str, Any], st
     """Each prediction with its claim's row and what came of it: "held", "failed" or "open".
 
     A direction has held where the claim is clear by Holm on that side, and failed where it is on the other. A bound has
-    held where `bound_of` is no larger, and failed where the 95 % interval lies outside. One without a
-    claim is left out.
+    held where `bound_of` is no larger, and failed where the 95 % interval lies outside. One without a claim is
+    left out.
     """
     rows = {(row["claim"], row["labels"]): row for row in claimed[claimed.judge == OWN].to_dict("records")}
     found = []
@@ -153,19 +162,3 @@ def outcomes(claimed: pd.DataFrame) -> list[tuple[Prediction, dict[str, Any], st
             held, failed = row["holm"] and right, row["holm"] and not right
         found.append((each, row, "held" if held else "failed" if failed else "open"))
     return found
-
-
-def curve_bands(curves: Mapping[Key, Curve], rows: Sequence[Row]) -> list[Row]:
-    """Rows of `scarcity.curve_rows` with the ends of the simultaneous bands."""
-    ends = {
-        (*key, n): (low, high)
-        for key, each in curves.items()
-        for n, low, high in zip(each.n, *bands(each), strict=True)
-    }
-    return [
-        {**row, **dict(zip(("band_low", "band_high"), ends[tuple(row[name] for name in NAMES)], strict=True))}
-        for row in rows
-    ]
-
-
-NAMES: Final = ("judge", "kind", "labels", "flip", "n")

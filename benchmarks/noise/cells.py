@@ -13,25 +13,19 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
+from scipy.special import expit
 
 from ... import agents, sandbox
 from ...instructions import Instruction, Preference
-from ...oracles import RewardModel
+from ...oracles import RewardModel, make_judge
 from ...oracles.base import PreferenceOracle, judge
-from ...oracles.judges import Flip
 from ...sandbox.dataset import Sandbox, label, read_rows, write_rows
-from ..experiment.reward_models import RewardModelRun, fresh_pairs, train
+from ..experiment.reward_models import SCALE_SAMPLES, RewardModelRun, fresh_pairs, hits, train
 from ..experiment.samples import JUDGED, SampleRun
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.study import Row
 from ..surrogates.scarcity import Setting, pack
 
-JUDGE: Final = "sim_eval"
-"""Whose labels are flipped: the pool, which flips none by itself."""
-PAIRS_STREAM: Final = 10_000
-"""Added to a seed for its training pairs: those that accuracy is measured on are others."""
-SCALE_SAMPLES: Final = 4
-"""SFT's answers to each instruction of val that sets a reward model's scale."""
 GOLDS: Final = dict(zip(JUDGED, ("own", "sim_eval", "human"), strict=True))
 """What a choice is worth -> its name in the tables: "own" is the true reward; the others are win rates in points."""
 KIND: Final = "reward model"
@@ -47,15 +41,11 @@ class Sizes:
     num_prompts: int = 400
     num_samples: int = 1024
     num_val: int = 500
-    num_fresh: int = 2000
-    """Fresh pairs that a reward model's accuracy is measured on."""
 
     @classmethod
     def quick(cls) -> Sizes:
         """Those of --quick."""
-        return cls(
-            labels=(100, 400), flips=(0.0, 0.25, 0.35), num_prompts=20, num_samples=64, num_val=50, num_fresh=200
-        )
+        return cls(labels=(100, 400), flips=(0.0, 0.25, 0.35), num_prompts=20, num_samples=64, num_val=50)
 
     @property
     def settings(self) -> list[Setting]:
@@ -83,9 +73,8 @@ class Plan:
         return self.out / "pairs" / f"seed-{self.seed}.jsonl.gz"
 
     def annotator(self, flip: float) -> PreferenceOracle:
-        """The pool of this seed, with its noise."""
-        pool = sandbox.judge(JUDGE, self.seed)
-        return Flip(pool, flip, seed=self.seed) if flip else pool
+        """The pool of this seed, which flips no label by itself, with its noise."""
+        return make_judge({"judge": "eval", "flip": flip, "seed": self.seed}, dataset=sandbox.SANDBOX)
 
     def labelled(self, setting: Setting) -> tuple[Preference, ...]:
         """The pairs of a setting with their labels, less the ties."""
@@ -103,15 +92,13 @@ class Plan:
             epochs=max(self.sizes.labels) // setting.labels,
             num_val=self.sizes.num_val,
             num_samples=SCALE_SAMPLES,
-            judge=partial(self.annotator, setting.flip),
-            num_fresh=self.sizes.num_fresh,
             units=self.units,
         )
 
     @property
     def units(self) -> int:
         """Seconds of a reward model's cell on one core, roughly."""
-        return 2 + (65 * max(self.sizes.labels) // 2 + 40 * self.sizes.num_fresh) // 10_000
+        return 2 + 65 * max(self.sizes.labels) // 20_000
 
 
 def draw_pairs(plan: Plan, on_progress: ProgressFn) -> list[Row]:
@@ -119,7 +106,7 @@ def draw_pairs(plan: Plan, on_progress: ProgressFn) -> list[Row]:
     quiet()
     on_progress(ProgressUpdate(f"pairs, seed {plan.seed}", 0))
     world, num = cast(Sandbox, sandbox.SANDBOX), max(plan.sizes.labels)
-    pairs = fresh_pairs(world, sandbox.POLICY, PAIRS_STREAM + plan.seed, num)
+    pairs = fresh_pairs(world, sandbox.POLICY, plan.seed, num)
     texts = zip(cast(Sequence[Instruction], pairs.instructions), pairs.a, pairs.b, strict=True)
     rows: list[dict[str, Any]] = [
         {"instruction": asked.instruction, "input": asked.input, "output_1": a, "output_2": b} for asked, a, b in texts
@@ -132,17 +119,20 @@ def run_setting(plan: Plan, setting: Setting, on_progress: ProgressFn) -> list[R
     """Trains a setting's reward model and chooses the best of n by it; a row for each of `GOLDS`, packed [P, n]."""
     quiet()
     model = plan.reward_model(setting)
-    measured = train(model, on_progress)[0]
+    train(model, on_progress)
     drawn = plan.samples.read()
     scores = judge(RewardModel(model.target), drawn.prompts, list(drawn.responses.text)).scores
     ns = [2**power for power in range(plan.sizes.num_samples.bit_length())]
-    proxies = scores[drawn.index]
+    proxies, gold = (values[drawn.index] for values in (scores, drawn.responses.gold.to_numpy()))
+    # Pairs of samples: the first with the second, the third with the fourth, and so on, where gold tells them apart.
+    gaps = [values[:, 1::2] - values[:, : values.shape[1] // 2 * 2 : 2] for values in (proxies, gold)]
+    right = hits(expit(gaps[0]), (gaps[1] > 0).astype(np.float64))[gaps[1] != 0]
     gained = np.asarray(agents.best_of_k(proxies, proxies, ns)).mean(axis=1)
     row = {"kind": KIND, "seed": plan.seed, **vars(setting), "n": ns, "kl": [agents.best_of_n_kl(n) for n in ns]}
-    row |= {"proxy": (gained - gained[0]).tolist(), "accuracy": measured["accuracy_gold"]}
+    row |= {"proxy": (gained - gained[0]).tolist(), "accuracy": float(right.mean())}
     units = {"gold": 1.0, "win_rate_simulated": 100.0, "win_rate_human": 100.0}
     return [
-        {"judge": name, **row, "gold": pack(units[gold] * agents.best_of_k(proxies, worth[drawn.index], ns).T)}
-        for gold, name in GOLDS.items()
-        for worth in [drawn.responses[gold].to_numpy()]
+        {"judge": name, **row, "gold": pack(units[column] * agents.best_of_k(proxies, worth[drawn.index], ns).T)}
+        for column, name in GOLDS.items()
+        for worth in [drawn.responses[column].to_numpy()]
     ]

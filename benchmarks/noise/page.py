@@ -49,13 +49,11 @@ def page(folder: Path) -> Page:
     shown = curves[curves.judge == OWN].assign(gold_low=lambda x: x.band_low, gold_high=lambda x: x.band_high)
     tables = {
         "predictions": prediction_table(told, len(claims)),
-        "drops": grid_table(
-            own, "Gold lost from the peak to the largest n", partial(ends, name="drop", mean="drop"), far
-        ),
-        "peaks": grid_table(own, "Gold gained at the peak", partial(ends, name="peak", mean="peak"), far),
+        "drops": grid_table(own, "Gold lost from the peak to the largest n", partial(ends, name="drop"), far),
+        "peaks": grid_table(own, "Gold gained at the peak", partial(ends, name="peak"), far),
         "claims": claim_table(claims),
         "fits": fit_table(fits, note),
-        "accuracy": grid_table(own, "Right about gold on fresh pairs, %, mean over seeds", right, note),
+        "accuracy": grid_table(own, "Right about gold on pairs of samples, %, mean over seeds", right, note),
     }
     figures: dict[str, Drawn] = {
         "curves": draw_curves(shown, "Best of n by reward models of noisy labels", note, *AXES),
@@ -84,10 +82,10 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return cast(list[dict[str, Any]], frame.to_dict("records"))
 
 
-def ends(row: Mapping[str, Any], name: str = "", mean: str = "mean") -> str:
-    """A mean with its interval, of the columns that begin with a name."""
+def ends(row: Mapping[str, Any], name: str = "") -> str:
+    """A mean with its interval, of the columns of `scarcity.estimate_cells`."""
     start = f"{name}_" if name else ""
-    return interval_text(Interval(row[mean], row[f"{start}low"], row[f"{start}high"], 0), "")
+    return interval_text(Interval(row[name or "mean"], row[f"{start}low"], row[f"{start}high"], 0), "")
 
 
 def prediction_table(told: list[tuple[Prediction, dict[str, Any], str]], size: int) -> Table:
@@ -143,8 +141,8 @@ def fit_table(fits: pd.DataFrame, note: str) -> Table:
             "labels": f"{row['labels']:,}",
             "flips, %": f"{100 * row['flip']:g}",
             "N(1 − 2e)²": f"{row['effective']:,.0f}",
-            "α": ends(row, "alpha", "alpha_mean"),
-            "β": ends(row, "beta", "beta_mean"),
+            "α": ends(row, "alpha"),
+            "β": ends(row, "beta"),
         }
         for row in records(fits)
     ]

@@ -30,13 +30,13 @@ from ...plugins import source_mark
 from ...seeding import keyed_rng
 from ..experiment.engine import Experiment, Sampling, checked, read_evaluation, write_evaluation
 from ..experiment.evaluation import DISAGREEMENT, WIN_RATES, Evaluation
-from ..experiment.reward_models import LAST_FILE, RewardModelRun
+from ..experiment.reward_models import LAST_FILE, SCALE_SAMPLES, RewardModelRun
 from ..experiment.samples import JUDGED, SampleRun
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import cell_file, check_settings
 from ..harness.study import Row
 from .analysis import MEASURES
-from .treatments import SCALE_SAMPLES, Labels, Treatment, find_treatment
+from .treatments import Labels, Treatment, find_treatment
 
 TEMPERATURE: Final = 1.0
 """Temperature of all responses that are measured: that of PPO's training, at which its KL is penalised."""

@@ -31,7 +31,6 @@ from ..experiment.evaluation import DISAGREEMENT
 
 Env = VectorEnv[Any, Any, Any]
 SLOTS = 256  # responses that a wrapped environment scores at a time
-SCALE_SAMPLES: Final = 4  # SFT's answers to each instruction of val that sets a reward's scale
 LEVEL_SAMPLES: Final = 4
 """SFT's answers whose mean score an ensemble's members subtract: they differ most in their level on an instruction,
 which no label decides."""

@@ -98,7 +98,7 @@ def setting_rows(curves: Mapping[Key, Curve]) -> list[Row]:
             "peak_kl": float(curve.kl[place]),
         }
         for name, table in curve.measures.items():
-            row |= _cells(name, TwoWay.of(table))
+            row |= estimate_cells(name, TwoWay.of(table))
         rows.append(row)
     return rows
 
@@ -110,7 +110,7 @@ def curve_rows(curves: Mapping[Key, Curve]) -> list[Row]:
         for place, n in enumerate(curve.n):
             gain = TwoWay.of(curve.gold[..., place] - curve.gold[..., 0])
             row = _named(key) | {"n": n, "kl": float(curve.kl[place]), "proxy": float(curve.proxy[:, place].mean())}
-            rows.append(row | _cells("gold", gain))
+            rows.append(row | estimate_cells("gold", gain))
     return rows
 
 
@@ -124,30 +124,27 @@ def claims(curves: Mapping[Key, Curve]) -> list[Row]:
     measures = {key: curve.measures for key, curve in curves.items()}
     flips = [flip for flip in sorted({key[3] for key in curves}) if flip <= UP_TO]
     rows: list[Row] = []
-
-    def claim(what: str, key: tuple[str, str, int], table: Array) -> None:
-        rows.append(claim_row(what, *key, table))
-
     for judge, kind, labels in dict.fromkeys(key[:3] for key in curves):
         drops = np.stack([measures[judge, kind, labels, flip]["drop"] for flip in flips])
-        claim("slope of the drop", (judge, kind, labels), slope(drops, flips) / 10)
+        rows.append(claim_row("slope of the drop", judge, kind, labels, slope(drops, flips) / 10))
         many, few = (judge, kind, 4 * labels, HALF_AWAY), (judge, kind, labels, 0.0)
         if judge == "own" and many in curves and few in curves:
             for measure in ("drop", "peak"):
-                claim(f"matched {measure}", (judge, kind, labels), measures[many][measure] - measures[few][measure])
+                differences = measures[many][measure] - measures[few][measure]
+                rows.append(claim_row(f"matched {measure}", judge, kind, labels, differences))
     for kind in dict.fromkeys(key[1] for key in curves):
         own = [key for key in curves if key[:2] == ("own", kind)]
         doublings = [math.log2(Setting(*key[2:]).effective) for key in own]
         for measure in ("drop", "peak"):
             values = np.stack([measures[key][measure] for key in own])
-            claim(f"doubled {measure}", ("own", kind, 0), slope(values, doublings))
+            rows.append(claim_row(f"doubled {measure}", "own", kind, 0, slope(values, doublings)))
     return rows
 
 
 def claim_row(what: str, judge: str, kind: str, labels: int, table: Array) -> Row:
     """A claim that a table of repeats by instructions [R, I] has another mean than 0."""
     alone = Estimate.of(table.mean(axis=1))
-    row = {"judge": judge, "kind": kind, "labels": labels, "claim": what} | _cells("", TwoWay.of(table))
+    row = {"judge": judge, "kind": kind, "labels": labels, "claim": what} | estimate_cells("", TwoWay.of(table))
     return row | {"repeats_low": alone.low, "repeats_high": alone.high}
 
 
@@ -161,7 +158,7 @@ def _named(key: Key) -> dict[str, Any]:
     return dict(zip(("judge", "kind", "labels", "flip"), key, strict=True))
 
 
-def _cells(name: str, value: TwoWay) -> dict[str, Any]:
+def estimate_cells(name: str, value: TwoWay) -> dict[str, Any]:
     """The columns of an estimate."""
     start = f"{name}_" if name else ""
     ends = {"low": value.low, "high": value.high, "error": value.standard_error, "chance": value.chance}

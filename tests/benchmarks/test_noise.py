@@ -18,7 +18,7 @@ from alpacafarm_env.benchmarks.noise.cells import Plan, Sizes, draw_pairs
 from alpacafarm_env.benchmarks.noise.page import page
 from alpacafarm_env.benchmarks.surrogates.scarcity import Curve, Setting, tables_of, unpack
 
-TINY = Sizes(labels=(32, 64), flips=(0.0, 0.25, 0.35), num_prompts=4, num_samples=8, num_val=6, num_fresh=10)
+TINY = Sizes(labels=(32, 64), flips=(0.0, 0.25, 0.35), num_prompts=4, num_samples=8, num_val=6)
 FULL = Sizes()
 NS = [2**power for power in range(11)]
 KL = np.array([math.log(n) - (n - 1) / n for n in NS])
