@@ -68,8 +68,11 @@ def fresh_instructions(data: texts.Sandbox, seed: int) -> Iterator[Instruction]:
         yield row
 
 
-def fresh_pairs(data: texts.Sandbox, policy: Path, seed: int, num: int) -> FreshPairs:
-    """Samples a policy twice at temperature 1 on fresh instructions until there are `num` pairs of unequal gold."""
+def fresh_pairs(data: texts.Sandbox, policy: Path, seed: int, num: int, *, each: int = 1) -> FreshPairs:
+    """Samples a policy at temperature 1 on fresh instructions until there are `num` pairs of unequal gold.
+
+    `each` is how many pairs are drawn of an instruction.
+    """
     from ...agents import LanguageModel
     from ...agents.loop import keyed_generator
 
@@ -80,10 +83,12 @@ def fresh_pairs(data: texts.Sandbox, policy: Path, seed: int, num: int) -> Fresh
     num_equal = 0
     while len(pairs) < num:
         missing = num - len(pairs)
-        batch = tuple(islice(stream, missing + missing // 4 + 8))  # some more than are missing: some have equal gold
-        samples = model.generate(batch, generator=generator, num_samples=2).texts
-        gaps = gold.score(batch, samples[1::2]) - gold.score(batch, samples[::2])
-        for pair in zip(batch, samples[::2], samples[1::2], gaps.tolist(), strict=True):
+        # Some more than are missing: some have equal gold.
+        batch = tuple(islice(stream, (missing + missing // 4) // each + 8))
+        samples = model.generate(batch, generator=generator, num_samples=2 * each).texts
+        asked = [instruction for instruction in batch for _ in range(each)]
+        gaps = gold.score(asked, samples[1::2]) - gold.score(asked, samples[::2])
+        for pair in zip(asked, samples[::2], samples[1::2], gaps.tolist(), strict=True):
             if len(pairs) == num:
                 break
             if pair[-1] == 0:

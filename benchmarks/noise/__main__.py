@@ -5,6 +5,7 @@
 Reward models learn from N labels of the sandbox's pool, of which a share e is flipped: fresh pairs for each seed, the
 number of updates held equal. By each of them the best of n samples is chosen, to n = 1,024 on 400 instructions, and the
 true reward says what that is worth. If flips are scarcity and nothing else, settings of equal N(1 - 2e)^2 do alike.
+Beside them stand judges by the true reward with one fault each, as strong as leaves equal agreement with it (`dials`).
 What was predicted before the first run is `analysis.PREDICTED`, and stands on the page beside what came out.
 
 Sources: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4.3; Gao, Schulman and Hilton 2022 (arXiv
@@ -27,6 +28,8 @@ from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
 from ..surrogates.scarcity import setting_rows, tables_of
 from .analysis import all_claims, band_rows, gao_rows
 from .cells import Plan, Sizes, draw_pairs, run_setting
+from .dials import CLEAN, KINDS, DialPlan, dial_rows
+from .online import METHODS, SettingRun, matched, run_method
 from .page import page
 
 NAME = "noise"
@@ -53,35 +56,51 @@ def run(options: NoiseOptions) -> int:
     options.refuse_taken(NAME)
     sizes = options.sizes or (Sizes.quick() if options.quick else Sizes())
     plans = [Plan(options.folder(NAME), seed, sizes) for seed in range(options.seeds)]
-    # Each part needs the one before it.
+    faulty = {kind: [DialPlan(plan.out, plan.seed, sizes, kind) for plan in plans] for kind in KINDS}
+    trained = [
+        SettingRun(plan=plan, setting=setting, agent=method, seed=plan.seed, out=plan.out, sizes=sizes.training)
+        for method in METHODS
+        for plan in plans
+        for setting in matched(plan)
+    ]
+    # Each part needs those before it.
     parts = {
-        "pairs": [Cell(f"pairs, seed {plan.seed}", partial(draw_pairs, plan), plan.units) for plan in plans],
+        "pairs": [Cell(plan.pairs_cell, partial(draw_pairs, plan), plan.units) for plan in (*plans, *faulty[CLEAN])],
         "samples": [Cell(plan.samples.cell, plan.samples.draw, plan.samples.units) for plan in plans],
         "reward models": [
-            Cell(plan.reward_model(setting).cell, partial(run_setting, plan, setting), plan.units)
+            Cell(plan.cell(setting), partial(run_setting, plan, setting), plan.units)
             for plan in plans
             for setting in sizes.settings
         ],
+        "dials": [
+            Cell(plan.cell(setting), partial(run_setting, plan, setting), plan.units)
+            for kind in KINDS
+            for plan in faulty[kind]
+            for setting in plan.settings
+        ],
+        "methods": [Cell(run.cell, partial(run_method, run), run.units) for run in trained],
     }
     with options.study(NAME, {"sizes": asdict(sizes)}, sources=sandbox_sources()) as study:
         study.plan([cell.key for cells in parts.values() for cell in cells])
-        rows: list[Row] = []
+        rows: dict[str, list[Row]] = {}
         for part, cells in parts.items():
             print(f"{NAME} into {study.out}: {part} ({len(cells)} cells)", file=sys.stderr)
-            rows = run_cells(study, cells, processes=options.processes)
+            rows[part] = run_cells(study, cells, processes=options.processes)
             if study.failed:
                 print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
                 return study.exit_status
-        write_results(study, rows)
+        write_results(study, *(rows[part] for part in ("reward models", "dials", "methods")))
         return study.finish()
 
 
-def write_results(study: Study, rows: list[Row]) -> None:
+def write_results(study: Study, rows: list[Row], dialed: list[Row], trained: list[Row]) -> None:
     """The tables and the page."""
-    curves = tables_of(rows, unit=1.0)
+    curves, faulty, methods = (tables_of(each, unit=1.0) for each in (rows, dialed, trained))
     study.write_table(setting_rows(curves))
     write_csv(study.out / "curves.csv", band_rows(curves))
-    write_csv(study.out / "claims.csv", all_claims(curves))
+    write_csv(study.out / "claims.csv", all_claims(curves, faulty, methods))
+    write_csv(study.out / "methods.csv", setting_rows(methods))
+    write_csv(study.out / "dials.csv", dial_rows(faulty, dialed))
     write_csv(study.out / "fits.csv", gao_rows(curves))
     study.note(level="sandbox")
     publish(study, page(study.out))

@@ -19,15 +19,16 @@ from ..harness.study import Row
 from ..surrogates.curves import TwoWay, slope
 from ..surrogates.features import Array
 from ..surrogates.scarcity import UP_TO, Curve, Key, Setting, claim_row, claims, corrected, curve_rows, estimate_cells
-from .cells import KIND
+from .cells import KIND, OWN
+from .dials import CLEAN, FLIP, dial_claims
+from .online import method_claims
 
 RESAMPLES: Final = 1000
-OWN: Final = "own"
 MEASURES: Final = ("drop", "peak")
 
 
-def all_claims(curves: Mapping[Key, Curve]) -> list[Row]:
-    """The page's family of claims, those of `scarcity.claims` and these.
+def all_claims(curves: Mapping[Key, Curve], dialed: Mapping[Key, Curve], trained: Mapping[Key, Curve]) -> list[Row]:
+    """The page's family of claims: those of `scarcity`, of `dials`, of `online`, and these.
 
     rest: what ten points of flips change in a measure of gold where N(1 - 2e)^2 is held fixed, over all settings. What
         the information does is taken as quadratic in its logarithm: of a straight line the curvature would be flips'.
@@ -49,7 +50,7 @@ def all_claims(curves: Mapping[Key, Curve]) -> list[Row]:
         for name, place in (("alpha", 0), ("beta", 1)):
             tables = np.stack([gao(chosen[flip])[place] for flip in flips])
             rows.append(claim_row(f"slope of {name}", OWN, KIND, labels, slope(tables, flips) / 10))
-    return [{**row, "within": bound_of(row)} for row in corrected(rows)]
+    return [{**row, "within": bound_of(row)} for row in corrected(rows + dial_claims(dialed) + method_claims(trained))]
 
 
 def gao(curve: Curve) -> Array:
@@ -122,6 +123,8 @@ class Prediction:
     """Above 0, below 0, or within `bound` of it."""
     text: str
     bound: float = 0.0
+    kind: str = KIND
+    """A fault, for a claim about dials; a method, for one about training."""
 
 
 PREDICTED: Final = (
@@ -138,9 +141,23 @@ PREDICTED: Final = (
     Prediction("matched drop", 2000, "within", "8,000 labels with 25 % flips fall as far as 2,000 clean ones.", 0.15),
     Prediction("rest peak", 0, "within", "Given N(1 − 2e)², flips change nothing in the gain.", 0.05),
     Prediction("rest drop", 0, "within", "Given N(1 − 2e)², flips change nothing in the fall.", 0.05),
+    Prediction("matched peak", 500, "within", "PPO: 2,000 with 25 % flips gain as much as 500 clean.", 0.15, "ppo"),
+    Prediction("matched peak", 1000, "within", "PPO: so do 4,000 and 1,000.", 0.15, "ppo"),
+    Prediction("matched peak", 2000, "within", "PPO: so do 8,000 and 2,000.", 0.15, "ppo"),
+    Prediction("matched drop", 2000, "within", "PPO: 8,000 with 25 % flips fall as far as 2,000 clean.", 0.25, "ppo"),
+    Prediction("matched peak", 2000, "within", "DPO: 8,000 with 25 % flips gain as much as 2,000 clean.", 0.15, "dpo"),
+    Prediction("lift", 0, "above", "More labels lift what is gained by flipped ones.", kind=FLIP),
+    Prediction("lift", 0, "within", "No fault: 2,000 labels know nearly all that 8,000 do.", 0.1, CLEAN),
+    Prediction("lift", 0, "within", "More labels do not lift what a taste for length leaves.", 0.1, "length_bias"),
+    Prediction("cost peak", 8000, "above", "8,000 labels: length costs more than flips.", kind="length_bias"),
+    Prediction("cost end", 8000, "above", "8,000 labels: so it does at the largest n.", kind="length_bias"),
+    Prediction("cost peak", 2000, "below", "2,000 labels: noise of close pairs costs less.", kind="temperature"),
+    Prediction("cost peak", 2000, "below", "2,000 labels: so does a taste for the first.", kind="position_bias"),
+    Prediction("cost peak", 8000, "above", "8,000 labels: annotators' tastes cost more.", kind="annotator_noise"),
+    Prediction("cost peak", 8000, "above", "8,000 labels: instructions' tastes cost more.", kind="instruction_noise"),
 )
-"""Committed before any cell of the full study was run; from a pilot with five seeds that shared their pairs and did not
-hold the number of updates equal. In gold's unit; of slopes and the rest for ten points of flips."""
+"""Committed before any cell of the full study was run; those of flips from a pilot with five seeds that shared their
+pairs and did not hold the number of updates equal. In gold's unit; of slopes and the rest for ten points of flips."""
 
 
 def outcomes(claimed: pd.DataFrame) -> list[tuple[Prediction, dict[str, Any], str]]:
@@ -150,10 +167,11 @@ def outcomes(claimed: pd.DataFrame) -> list[tuple[Prediction, dict[str, Any], st
     held where `bound_of` is no larger, and failed where the 95 % interval lies outside. One without a claim is
     left out.
     """
-    rows = {(row["claim"], row["labels"]): row for row in claimed[claimed.judge == OWN].to_dict("records")}
+    own = claimed[claimed.judge == OWN].to_dict("records")
+    rows = {(row["claim"], row["labels"], row["kind"]): row for row in own}
     found = []
     for each in PREDICTED:
-        if (row := cast(dict[str, Any] | None, rows.get((each.claim, each.labels)))) is None:
+        if (row := cast(dict[str, Any] | None, rows.get((each.claim, each.labels, each.kind)))) is None:
             continue
         if each.expected == "within":
             held, failed = row["within"] <= each.bound, max(row["low"], -row["high"]) > each.bound

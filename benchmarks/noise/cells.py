@@ -7,10 +7,10 @@ them, and the pairs that get a coin by one share of flips are among those that g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 from scipy.special import expit
@@ -22,12 +22,15 @@ from ...oracles.base import PreferenceOracle, judge
 from ...sandbox.dataset import Sandbox, label, read_rows, write_rows
 from ..experiment.reward_models import SCALE_SAMPLES, RewardModelRun, fresh_pairs, hits, train
 from ..experiment.samples import JUDGED, SampleRun
+from ..experiment.treated import Sizes as RunSizes
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.study import Row
 from ..surrogates.scarcity import Setting, pack
 
-GOLDS: Final = dict(zip(JUDGED, ("own", "sim_eval", "human"), strict=True))
+OWN: Final = "own"
+GOLDS: Final = dict(zip(JUDGED, (OWN, "sim_eval", "human"), strict=True))
 """What a choice is worth -> its name in the tables: "own" is the true reward; the others are win rates in points."""
+UNITS: Final = {"gold": 1.0, "win_rate_simulated": 100.0, "win_rate_human": 100.0}
 KIND: Final = "reward model"
 
 
@@ -41,11 +44,20 @@ class Sizes:
     num_prompts: int = 400
     num_samples: int = 1024
     num_val: int = 500
+    training: RunSizes = field(default_factory=lambda: RunSizes(num_eval=400))
+    """Of PPO and DPO; how many labels and val instructions there are is said here."""
 
     @classmethod
     def quick(cls) -> Sizes:
         """Those of --quick."""
-        return cls(labels=(100, 400), flips=(0.0, 0.25, 0.35), num_prompts=20, num_samples=64, num_val=50)
+        return cls(
+            labels=(100, 400),
+            flips=(0.0, 0.25, 0.35),
+            num_prompts=20,
+            num_samples=64,
+            num_val=50,
+            training=RunSizes.quick(),
+        )
 
     @property
     def settings(self) -> list[Setting]:
@@ -60,6 +72,8 @@ class Plan:
     out: Path
     seed: int
     sizes: Sizes
+    pairs_each: ClassVar[int] = 1
+    """Pairs of each instruction."""
 
     @property
     def samples(self) -> SampleRun:
@@ -68,24 +82,42 @@ class Plan:
         return SampleRun(self.seed, self.out, self.sizes.num_prompts, self.sizes.num_samples, units)
 
     @property
+    def pairs_cell(self) -> str:
+        """Name in the study of what draws the seed's pairs."""
+        return f"pairs, seed {self.seed}"
+
+    @property
     def pairs_file(self) -> Path:
-        """Where the seed's pairs are."""
+        """Where they are."""
         return self.out / "pairs" / f"seed-{self.seed}.jsonl.gz"
 
-    def annotator(self, flip: float) -> PreferenceOracle:
+    def annotator(self, setting: Setting) -> PreferenceOracle:
         """The pool of this seed, which flips no label by itself, with its noise."""
-        return make_judge({"judge": "eval", "flip": flip, "seed": self.seed}, dataset=sandbox.SANDBOX)
+        return make_judge({"judge": "eval", "flip": setting.flip, "seed": self.seed}, dataset=sandbox.SANDBOX)
 
     def labelled(self, setting: Setting) -> tuple[Preference, ...]:
         """The pairs of a setting with their labels, less the ties."""
-        rows = read_rows(self.pairs_file)[: setting.labels]
+        instructions, texts = self.pairs(setting.labels)
+        return label(instructions, texts, self.annotator(setting))
+
+    def pairs(self, num: int) -> tuple[list[Instruction], list[tuple[str, str]]]:
+        """The first of the seed's pairs."""
+        rows = read_rows(self.pairs_file)[:num]
         instructions = [Instruction(row["instruction"], row["input"], split="fresh") for row in rows]
-        return label(instructions, [(row["output_1"], row["output_2"]) for row in rows], self.annotator(setting.flip))
+        return instructions, [(row["output_1"], row["output_2"]) for row in rows]
+
+    def facts(self, setting: Setting) -> Row:
+        """Columns that tell a setting's rows from others."""
+        return {"kind": KIND, **vars(setting)}
+
+    def cell(self, setting: Setting) -> str:
+        """Its name in the study."""
+        return f"{setting.labels} labels, {100 * setting.flip:g} % flips, seed {self.seed}"
 
     def reward_model(self, setting: Setting) -> RewardModelRun:
         """The run that trains a setting's reward model; all of a seed have the same start of the head."""
         return RewardModelRun(
-            cell=f"{setting.labels} labels, {100 * setting.flip:g} % flips, seed {self.seed}",
+            cell=self.cell(setting),
             seed=self.seed,
             out=self.out,
             pairs=partial(self.labelled, setting),
@@ -104,9 +136,9 @@ class Plan:
 def draw_pairs(plan: Plan, on_progress: ProgressFn) -> list[Row]:
     """Draws the seed's pairs and stores them; one row about them."""
     quiet()
-    on_progress(ProgressUpdate(f"pairs, seed {plan.seed}", 0))
+    on_progress(ProgressUpdate(plan.pairs_cell, 0))
     world, num = cast(Sandbox, sandbox.SANDBOX), max(plan.sizes.labels)
-    pairs = fresh_pairs(world, sandbox.POLICY, plan.seed, num)
+    pairs = fresh_pairs(world, sandbox.POLICY, plan.seed, num, each=plan.pairs_each)
     texts = zip(cast(Sequence[Instruction], pairs.instructions), pairs.a, pairs.b, strict=True)
     rows: list[dict[str, Any]] = [
         {"instruction": asked.instruction, "input": asked.input, "output_1": a, "output_2": b} for asked, a, b in texts
@@ -128,11 +160,10 @@ def run_setting(plan: Plan, setting: Setting, on_progress: ProgressFn) -> list[R
     gaps = [values[:, 1::2] - values[:, : values.shape[1] // 2 * 2 : 2] for values in (proxies, gold)]
     right = hits(expit(gaps[0]), (gaps[1] > 0).astype(np.float64))[gaps[1] != 0]
     gained = np.asarray(agents.best_of_k(proxies, proxies, ns)).mean(axis=1)
-    row = {"kind": KIND, "seed": plan.seed, **vars(setting), "n": ns, "kl": [agents.best_of_n_kl(n) for n in ns]}
+    row = {**plan.facts(setting), "seed": plan.seed, "n": ns, "kl": [agents.best_of_n_kl(n) for n in ns]}
     row |= {"proxy": (gained - gained[0]).tolist(), "accuracy": float(right.mean())}
-    units = {"gold": 1.0, "win_rate_simulated": 100.0, "win_rate_human": 100.0}
     return [
-        {"judge": name, **row, "gold": pack(units[column] * agents.best_of_k(proxies, worth[drawn.index], ns).T)}
+        {"judge": name, **row, "gold": pack(UNITS[column] * agents.best_of_k(proxies, worth[drawn.index], ns).T)}
         for column, name in GOLDS.items()
         for worth in [drawn.responses[column].to_numpy()]
     ]

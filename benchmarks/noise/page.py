@@ -7,15 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from ...oracles.dials import MOST
 from ...statistics import Interval
 from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.plots import COLORS, MARKERS, grid, titled
 from ..harness.report import Table, interval_text, number, sentences
-from ..surrogates.figures import draw_curves, draw_information
-from .analysis import OWN, Prediction, outcomes
-from .cells import KIND
+from ..surrogates.figures import INFORMATION, draw_curves, draw_information
+from .analysis import Prediction, outcomes
+from .cells import KIND, OWN
+from .dials import AGREEMENT, CLEAN, FLIP
 
+STRONGEST: Final = 0.99 * MOST
 JUDGES: Final = {OWN: "gold", "sim_eval": "win rate by p_sim^eval, points", "human": "win rate by human raters, points"}
 CLAIMS: Final = {
     "slope of the drop": "fall, for ten points of flips",
@@ -27,14 +33,29 @@ CLAIMS: Final = {
     "rest peak": "gain at the peak, for ten points of flips at equal N(1 − 2e)²",
     "slope of alpha": "α, for ten points of flips",
     "slope of beta": "β, for ten points of flips",
+    "lift": "gain at the peak: largest N less a quarter of it",
+    "cost peak": "gain at the peak: flips less this fault",
+    "cost end": "gain at the largest n: flips less this fault",
 }
+FAULTS: Final = {
+    CLEAN: "no fault",
+    FLIP: "flips",
+    "temperature": "noise of each pair (temperature)",
+    "position_bias": "taste for the first shown",
+    "annotator_noise": "annotators' tastes for length and lists",
+    "instruction_noise": "instructions' tastes for length and lists",
+    "length_bias": "shared taste for length",
+    "list_bias": "shared taste for lists",
+}
+"""In the order of the page: by how many labels share the fault."""
+TRAINED: Final = {"ppo": "PPO", "dpo": "DPO"}
 AXES: Final = ("gold gained (simultaneous 95 % bands)", "KL of the best of n (nats)")
 
 
 def page(folder: Path) -> Page:
     """The result that the study's files hold."""
-    settings, curves, claims, fits = (
-        read_table(folder / f"{name}.csv") for name in ("table", "curves", "claims", "fits")
+    settings, curves, claims, fits, dials, methods = (
+        read_table(folder / f"{name}.csv") for name in ("table", "curves", "claims", "fits", "dials", "methods")
     )
     manifest = read_manifest(folder)
     sizes, seeds = manifest["config"]["sizes"], len(manifest["seeds"])
@@ -51,6 +72,8 @@ def page(folder: Path) -> Page:
         "predictions": prediction_table(told, len(claims)),
         "drops": grid_table(own, "Gold lost from the peak to the largest n", partial(ends, name="drop"), far),
         "peaks": grid_table(own, "Gold gained at the peak", partial(ends, name="peak"), far),
+        "dials": dial_table(dials, note),
+        "methods": method_table(methods[methods.judge == OWN], note),
         "claims": claim_table(claims),
         "fits": fit_table(fits, note),
         "accuracy": grid_table(own, "Right about gold on pairs of samples, %, mean over seeds", right, note),
@@ -58,6 +81,7 @@ def page(folder: Path) -> Page:
     figures: dict[str, Drawn] = {
         "curves": draw_curves(shown, "Best of n by reward models of noisy labels", note, *AXES),
         "information": draw_information(own, {KIND: "reward models"}, note, "gold"),
+        "dials": draw_dials(dials[dials.judge == OWN], note),
     }
     counts = {outcome: sum(each == outcome for *_, each in told) for outcome in ("held", "failed", "open")}
     found = sentences("noise/findings.txt.j2", told=told, counts=counts, text=ends, number=number)
@@ -68,6 +92,7 @@ def page(folder: Path) -> Page:
         found,
         figures,
         headline if told else "",
+        {"information": INFORMATION},
         printed=("predictions", "drops", "peaks"),
     )
 
@@ -117,12 +142,76 @@ def grid_table(own: pd.DataFrame, what: str, cell: Callable[[dict[str, Any]], st
     return Table.of([*rows.values()], f"{what}. {note}", what)
 
 
+def dial_table(dials: pd.DataFrame, note: str) -> Table:
+    """What each fault leaves of gold, and of the win rates."""
+    rows = [
+        {
+            "of": JUDGES[row["judge"]],
+            "fault": FAULTS[row["kind"]],
+            "strength": number(row["strength"]) if row["strength"] < STRONGEST else "the strongest",
+            "flips, %": number(100 * row["flips"]),
+            "agreement, %": number(100 * row["agreement"]),
+            "labels": f"{row['labels']:,}",
+            "at the peak": ends(row, "peak"),
+            "at the largest n": ends(row, "end"),
+            "reward model right, %": number(row["accuracy"]),
+        }
+        for row in records(dials)
+    ]
+    caption = (
+        f"Judges by gold with one fault, as strong as leaves {number(100 * AGREEMENT)} % agreement with gold; one that "
+        "leaves more at its strongest has flips besides. Four pairs of each instruction. Strengths are means over "
+        f"seeds, in gold's unit. {note}"
+    )
+    return Table.of(rows, caption, "What a fault costs at equal agreement")
+
+
+def method_table(own: pd.DataFrame, note: str) -> Table:
+    """Gold along training by PPO and DPO."""
+    rows = [
+        {
+            "method": TRAINED[row["kind"]],
+            "labels": f"{row['labels']:,}",
+            "flips, %": f"{100 * row['flip']:g}",
+            INFORMATION: f"{row['effective']:,.0f}",
+            "gained at the peak": ends(row, "peak"),
+            "lost after it": ends(row, "drop"),
+            "KL at the peak, nats": number(row["peak_kl"]),
+        }
+        for row in records(own)
+    ]
+    caption = f"Two settings of each N(1 − 2e)²; the peak is chosen on other seeds and instructions. {note}"
+    return Table.of(rows, caption, "By PPO and DPO")
+
+
+def draw_dials(own: pd.DataFrame, note: str) -> Drawn:
+    """Gold gained by the choice for each fault, a panel for each number of labels."""
+    sizes = sorted({*own.labels})
+    figure = Figure(figsize=(3.4 + 3.4 * len(sizes), 4.6), dpi=150, layout="constrained")
+    axes = figure.subplots(1, len(sizes), squeeze=False, sharex=True, sharey=True)[0]
+    for axis, size in zip(axes, sizes, strict=True):
+        for look, (name, label) in enumerate({"peak": "at the peak", "end": "at the largest n"}.items()):
+            rows = own[own.labels == size].set_index("kind").loc[list(FAULTS)]
+            errors = [rows[name] - rows[f"{name}_low"], rows[f"{name}_high"] - rows[name]]
+            places = np.arange(len(rows)) + 0.24 * look - 0.12
+            axis.errorbar(rows[name], places, xerr=errors, fmt=MARKERS[look], color=COLORS[look], label=label)
+        axis.set_title(f"{size:,} labels", fontsize=10)
+        axis.set_xlabel("gold gained")
+        grid(axis)
+    axes[0].set_yticks(range(len(FAULTS)), [*FAULTS.values()])
+    axes[0].invert_yaxis()
+    axes[0].legend(fontsize=8, frameon=False)
+    title = f"Faults of labels that agree with gold on {number(100 * AGREEMENT)} %"
+    return Drawn(titled(figure, title, note), f"{title}: gold gained by the best of n. {note}")
+
+
 def claim_table(claims: pd.DataFrame) -> Table:
     """The family."""
     rows = [
         {
             "of": JUDGES[row["judge"]],
             "claim": CLAIMS[row["claim"]],
+            "by": FAULTS.get(row["kind"], TRAINED.get(row["kind"], "best of n")),
             "N": f"{row['labels']:,}" if row["labels"] else "all",
             "mean": ends(row),
             "p": f"{row['chance']:.2g}",
@@ -140,7 +229,7 @@ def fit_table(fits: pd.DataFrame, note: str) -> Table:
         {
             "labels": f"{row['labels']:,}",
             "flips, %": f"{100 * row['flip']:g}",
-            "N(1 − 2e)²": f"{row['effective']:,.0f}",
+            INFORMATION: f"{row['effective']:,.0f}",
             "α": ends(row, "alpha"),
             "β": ends(row, "beta"),
         }

@@ -24,6 +24,8 @@ from pydantic import Field
 from ...cli.options import Count
 from ..experiment.engine import run as run_experiment
 from ..experiment.reward_models import train as train_reward_model
+from ..experiment.treated import Sizes, TreatmentRun
+from ..experiment.treatments import BY_NAME, find_treatment
 from ..harness.page import publish
 from ..harness.runner import Cell, Work, run_cells
 from ..harness.sources import sandbox_sources
@@ -31,8 +33,7 @@ from ..harness.stored import cell_file
 from ..harness.study import Row, Study, StudyOptions, named_once, run_command, write_csv
 from .analysis import COLUMNS, position
 from .page import page
-from .runs import Sizes, TreatmentRun, run_best_of_n
-from .treatments import BY_NAME, find_treatment
+from .runs import run_best_of_n
 
 NAME = "overoptimization"
 QUICK = ("none", "ann", "uwo_3")  # treatments of --quick

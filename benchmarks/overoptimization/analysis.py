@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...statistics import PERCENT, UNBOUNDED, Interval
 from ..experiment.evaluation import WIN_RATES
+from ..experiment.treatments import BY_NAME
 from ..harness.estimates import Estimate, drop, frame_of, holm, other_peaks
 from ..harness.plots import band
 from ..harness.study import Row
-from .treatments import BY_NAME
 
 MEASURES: Final = ("kl_exact", "proxy", "gold", "win_rate_simulated", "win_rate_human", "length", "disagreement")
 """In nats a response, reward-model units, gold units, percent, characters, and standard deviation over members."""

@@ -9,12 +9,12 @@ from typing import Any, Final
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from ..experiment.treatments import TREATMENTS
 from ..harness.estimates import Estimate
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.plots import band, grid, looks, titled
 from ..harness.report import Table, interval_text, number, seeds_text, sentences
 from .analysis import CLEAN, FEWEST, FLIPS, METHOD_WORDS, NOISY, Along, Key, Results, distances, gain_at, reward_models
-from .treatments import TREATMENTS
 
 UNJUDGED: Final = "–"
 GROUPED: Final = ("best_of_n", "ppo")

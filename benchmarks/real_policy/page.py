@@ -17,6 +17,7 @@ from ..harness.estimates import Estimate, rejected
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.plots import COLORS, MARKERS, Curve, Panel, draw, grid, titled
 from ..harness.report import Table, interval_text, number, sentences
+from ..surrogates.figures import INFORMATION
 
 ENDS: Final = ("mean", "low", "high", "error", "chance")
 WHO: Final = ("gold", "source", "kind", "labels", "samples")
@@ -49,8 +50,6 @@ SHOWN_LABELS: Final = 1000
 POWER: Final = 2.8
 """Standard errors of a difference that is seen, at 5 % on both sides, with a chance of 80 %."""
 PREDICTIONS: Final = "real_policy/predictions.txt.j2"
-INFORMATION: Final = "N(1 − 2e)²"
-"""What N labels tell when a share e of them is flipped, in labels without flips."""
 WORDS: Final = {"own": "own pairs", "recorded": "recorded pairs", "linear": "linear", "trees": "trees", "lora": "LoRA"}
 
 

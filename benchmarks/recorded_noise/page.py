@@ -11,12 +11,11 @@ from ...statistics import Interval
 from ..harness.estimates import Estimate, rejected
 from ..harness.page import Page, read_manifest, read_table
 from ..harness.report import Table, interval_text, number, sentences, signed
-from ..surrogates.figures import draw_curves, draw_information
+from ..surrogates.figures import INFORMATION, draw_curves, draw_information
 from ..surrogates.scarcity import HALF_AWAY
 from .runs import PREDICTORS
 
 TITLES: Final = {"linear": "linear reward models", "trees": "boosted trees"}
-INFORMATION: Final = "N(1 − 2e)²"
 MATCHED: Final = {"matched drop": "drop", "matched peak": "gain at the peak"}
 DOUBLED: Final = {"doubled drop": "drop", "doubled peak": "gain at the peak"}
 AXES: Final = ("gold: win rate gained over n = 1 (points)", "KL from the uniform choice (nats)")

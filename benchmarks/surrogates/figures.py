@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from ..harness.page import Drawn
 from ..harness.plots import COLORS, MARKERS, grid, titled
 
+INFORMATION: Final = "N(1 − 2e)²"
+"""What N labels tell when a share e of them is flipped, in labels without flips."""
 MOST_PANELS: Final = 3
 """Sizes whose curves are drawn: the smallest, one four times as large, one four times as large as that."""
 
@@ -71,7 +73,7 @@ def draw_information(own: pd.DataFrame, titles: Mapping[str, str], note: str, un
             if not column:
                 axis.set_ylabel(label)
         axes[0, column].set_title(titles[kind], fontsize=10)
-        axes[1, column].set_xlabel("N(1 − 2e)²: labels without flips that tell as much")
+        axes[1, column].set_xlabel(f"{INFORMATION}: labels without flips that tell as much")
         axes[1, column].axhline(0, color="#888888", linestyle="--", linewidth=1)
     for row, measure in enumerate(labels):
         keep_in_view(axes[row, 0], own[measure])

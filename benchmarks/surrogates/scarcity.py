@@ -69,7 +69,7 @@ def tables_of(rows: Sequence[Row], unit: float = 100.0) -> dict[Key, Curve]:
         n, gold = own[0]["n"], unit * np.stack([unpack(row["gold"], len(row["n"])) for row in own])
         proxy, kl = (np.array([row[name] for row in own]) for name in ("proxy", "kl"))
         known = ~np.isnan(gold).any(axis=(0, 2))
-        accuracy = 100 * np.array([row["accuracy"] for row in own])
+        accuracy = 100 * np.array([row.get("accuracy", math.nan) for row in own])
         curves[key] = Curve(n, gold[:, known], proxy, kl.mean(axis=0), accuracy)
     return curves
 

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from alpacafarm_env.benchmarks.overoptimization.runs import Sizes
-from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS, Treatment
+from alpacafarm_env.benchmarks.experiment.treated import Sizes
+from alpacafarm_env.benchmarks.experiment.treatments import TREATMENTS, Treatment
 
 TINY = Sizes(
     num_labels=64, num_val=40, num_fresh=16, num_prompts=3, num_samples=6, num_eval=6,

@@ -10,20 +10,20 @@ import pytest
 from written import rows_of
 
 from alpacafarm_env.benchmarks.experiment.samples import SampleRun
+from alpacafarm_env.benchmarks.experiment.treated import Sizes
+from alpacafarm_env.benchmarks.experiment.treatments import TREATMENTS
 from alpacafarm_env.benchmarks.harness import sources
 from alpacafarm_env.benchmarks.harness.stored import cell_file
 from alpacafarm_env.benchmarks.overoptimization import __main__ as overoptimization
 from alpacafarm_env.benchmarks.overoptimization import page as overoptimization_page
 from alpacafarm_env.benchmarks.overoptimization.__main__ import OveroptimizationOptions, make_plans
 from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS
-from alpacafarm_env.benchmarks.overoptimization.runs import Sizes
-from alpacafarm_env.benchmarks.overoptimization.treatments import TREATMENTS
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 
 TINY = replace(overoptimization_worlds.TINY, num_samples=4, steps=(0, 1, 2))
 OWN = '''from gymnasium.vector import VectorWrapper
 
-from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
+from alpacafarm_env.benchmarks.experiment.treatments import Treatment
 
 
 class ShortAnswers(VectorWrapper):

@@ -19,23 +19,18 @@ from alpacafarm_env.benchmarks.experiment import engine, reward_models
 from alpacafarm_env.benchmarks.experiment.engine import read_evaluation
 from alpacafarm_env.benchmarks.experiment.engine import run as run_experiment
 from alpacafarm_env.benchmarks.experiment.reward_models import sample
+from alpacafarm_env.benchmarks.experiment.treated import Sizes, TreatmentRun
+from alpacafarm_env.benchmarks.experiment.treated import reward_model as reward_model_of
+from alpacafarm_env.benchmarks.experiment.treatments import Labels
 from alpacafarm_env.benchmarks.overoptimization.__main__ import table_row
 from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS
-from alpacafarm_env.benchmarks.overoptimization.runs import (
-    Sizes,
-    TreatmentRun,
-    best_rows,
-    choose,
-    run_best_of_n,
-)
-from alpacafarm_env.benchmarks.overoptimization.runs import reward_model as reward_model_of
-from alpacafarm_env.benchmarks.overoptimization.treatments import Labels
+from alpacafarm_env.benchmarks.overoptimization.runs import best_rows, choose, run_best_of_n
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.oracles import RewardModel
 from alpacafarm_env.sandbox.gold import GoldOracle
 
 OWN = """from alpacafarm_env import sandbox
-from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
+from alpacafarm_env.benchmarks.experiment.treatments import Treatment
 GOLD = Treatment("true", "True", members=0, oracle=sandbox.gold_oracle())
 class Lengths:
     name = "lengths"

@@ -5,8 +5,8 @@ import pytest
 from gymnasium.vector import VectorWrapper
 
 from alpacafarm_env import sandbox
-from alpacafarm_env.benchmarks.overoptimization import treatments as overoptimization_treatments
-from alpacafarm_env.benchmarks.overoptimization.treatments import (
+from alpacafarm_env.benchmarks.experiment import treatments as overoptimization_treatments
+from alpacafarm_env.benchmarks.experiment.treatments import (
     EnvOracle,
     Labels,
     Treatment,
@@ -21,7 +21,7 @@ EVAL = sandbox.SANDBOX.instructions("eval")[:7]
 TEXTS = ["Yes.", "A long answer. " * 9, "No.", "- a\n- b", "Blue.", "", "It is 4."]
 SHIPPED, NO_MODELS = (sandbox.REWARD_MODEL,), ()
 OWN = """from gymnasium.vector import VectorWrapper
-from alpacafarm_env.benchmarks.overoptimization.treatments import Treatment
+from alpacafarm_env.benchmarks.experiment.treatments import Treatment
 class Halved(VectorWrapper):
     def step(self, actions):
         observations, rewards, *rest = self.env.step(actions)

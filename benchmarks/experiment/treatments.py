@@ -27,7 +27,7 @@ from ...oracles.base import NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts
 from ...oracles.judges import Flip
 from ...plugins import find_attribute
 from ...sandbox.dataset import Sandbox, label
-from ..experiment.evaluation import DISAGREEMENT
+from .evaluation import DISAGREEMENT
 
 Env = VectorEnv[Any, Any, Any]
 SLOTS = 256  # responses that a wrapped environment scores at a time
@@ -170,7 +170,7 @@ class EnvOracle(NoDeepCopy):
 @cache
 def _policy() -> Any:
     from ...agents import LanguageModel
-    from ..experiment.reward_models import MAX_RESPONSE_TOKENS
+    from .reward_models import MAX_RESPONSE_TOKENS
 
     return LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
 
