@@ -60,11 +60,15 @@ def page(folder: Path) -> Page:
     manifest = read_manifest(folder)
     sizes, seeds = manifest["config"]["sizes"], len(manifest["seeds"])
     quick = "Quick form, no result. " if manifest["quick"] else ""
-    note = (
-        f"{quick}Level: sandbox (simulation); best of n to {sizes['num_samples']:,} on {sizes['num_prompts']} "
-        f"instructions; labels of p_sim^eval, fresh pairs for each of {seeds} seeds; 95 % intervals over seeds and "
-        "instructions."
-    )
+
+    def level(labeller: str, chosen: str = f"best of n to {sizes['num_samples']:,} on {sizes['num_prompts']}") -> str:
+        return (
+            f"{quick}Level: sandbox (simulation); {chosen} instructions; labels of {labeller}, fresh pairs for each of "
+            f"{seeds} seeds; 95 % intervals over seeds and instructions."
+        )
+
+    note, dialed = level("p_sim^eval"), level("gold with faults")
+    trained = level("p_sim^eval", f"{sizes['training']['num_eval']}")
     own, far = settings[settings.judge == OWN], f"The peak is chosen on other seeds and instructions. {note}"
     told = outcomes(claims)
     shown = curves[curves.judge == OWN].assign(gold_low=lambda x: x.band_low, gold_high=lambda x: x.band_high)
@@ -72,8 +76,8 @@ def page(folder: Path) -> Page:
         "predictions": prediction_table(told, len(claims)),
         "drops": grid_table(own, "Gold lost from the peak to the largest n", partial(ends, name="drop"), far),
         "peaks": grid_table(own, "Gold gained at the peak", partial(ends, name="peak"), far),
-        "dials": dial_table(dials, note),
-        "methods": method_table(methods[methods.judge == OWN], note),
+        "dials": dial_table(dials, dialed),
+        "methods": method_table(methods[methods.judge == OWN], trained),
         "claims": claim_table(claims),
         "fits": fit_table(fits, note),
         "accuracy": grid_table(own, "Right about gold on pairs of samples, %, mean over seeds", right, note),
@@ -81,7 +85,7 @@ def page(folder: Path) -> Page:
     figures: dict[str, Drawn] = {
         "curves": draw_curves(shown, "Best of n by reward models of noisy labels", note, *AXES),
         "information": draw_information(own, {KIND: "reward models"}, note, "gold"),
-        "dials": draw_dials(dials[dials.judge == OWN], note),
+        "dials": draw_dials(dials[dials.judge == OWN], dialed),
     }
     counts = {outcome: sum(each == outcome for *_, each in told) for outcome in ("held", "failed", "open")}
     found = sentences("noise/findings.txt.j2", told=told, counts=counts, text=ends, number=number)
@@ -159,7 +163,7 @@ def dial_table(dials: pd.DataFrame, note: str) -> Table:
         for row in records(dials)
     ]
     caption = (
-        f"Judges by gold with one fault, as strong as leaves {number(100 * AGREEMENT)} % agreement with gold; one that "
+        f"Judges by gold with one fault, as strong as leaves {100 * AGREEMENT:g} % agreement with gold; one that "
         "leaves more at its strongest has flips besides. Four pairs of each instruction. Strengths are means over "
         f"seeds, in gold's unit. {note}"
     )
@@ -200,8 +204,8 @@ def draw_dials(own: pd.DataFrame, note: str) -> Drawn:
         grid(axis)
     axes[0].set_yticks(range(len(FAULTS)), [*FAULTS.values()])
     axes[0].invert_yaxis()
-    axes[0].legend(fontsize=8, frameon=False)
-    title = f"Faults of labels that agree with gold on {number(100 * AGREEMENT)} %"
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right upper")
+    title = f"Faults of labels that agree with gold on {100 * AGREEMENT:g} % of the pairs"
     return Drawn(titled(figure, title, note), f"{title}: gold gained by the best of n. {note}")
 
 
