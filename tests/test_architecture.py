@@ -28,7 +28,7 @@ BUDGETS = {
     "wrappers": 110,
     "benchmarks": 7_847,
     "examples": 400,
-    "tests": 19_108,
+    "tests": 19_110,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

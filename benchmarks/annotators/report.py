@@ -114,7 +114,7 @@ def headline(rows: pd.DataFrame) -> str:
     """How many of the sandbox's figures are near the paper's."""
     checked = rows.within[(rows.level == "sandbox") & ~is_member(rows)].dropna()
     inside = f"{checked.astype(bool).sum()} of {len(checked)} figures of the sandbox's judges"
-    return f"{inside} within tolerances set here" if len(checked) else ""
+    return f"{inside} near the paper's, within the error that these have themselves" if len(checked) else ""
 
 
 def note(rows: pd.DataFrame, manifest: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from alpacafarm_env.benchmarks.annotators.judges import (
     Question,
     Target,
     make_row,
+    near,
     rows_of,
 )
 from alpacafarm_env.benchmarks.harness.estimates import frame_of
@@ -157,6 +158,8 @@ def test_a_target_holds_within_its_tolerance():
     assert [Target(0.66, 0.03).holds(value) for value in (0.685, 0.70, 0.62)] == [True, False, False]
     assert [Target(0.20, 0.05, upper_bound=True).holds(value) for value in (0.02, 0.26)] == [True, False]
     assert Target(300.0).holds(0) is None
+    assert near("variance", 0.10).tolerance == pytest.approx(1.96 * (0.10 * 0.90 / 648) ** 0.5)
+    assert near("prefers_lists", 0.69).tolerance == 0.05  # half the interval is 0.12
 
 
 def row(judge, name, value, level="sandbox", *, num=200, target=None):
@@ -187,7 +190,7 @@ def test_one_line_for_each_annotator_says_of_how_many_pairs():
 def test_a_live_judge_is_counted_and_what_is_outside_named():
     texts = report.findings(frame_of(LIVE + ALONE_ROWS))
     assert "1 of 2" in texts[0]
-    assert "live eval variance 0.400 [0.350 to 0.450] (paper 0.26, off by 0.140, allowed 0.05)" in texts[0]
+    assert "live eval variance 0.400 [0.350 to 0.450] (paper 0.26, off by 0.140, allowed 0.03)" in texts[0]
     assert "$0.5000" in texts[1]
     assert len(report.findings(frame_of([row("live mine", SPENT, 0.0, "live")]))) == 2
 
