@@ -72,8 +72,8 @@ POOL: Final = (
     Annotator("davinci003_4", (0.15, 0.3, 0.3, 0.2, 0.5, 1.0), 0.4, 0.2, 0.6, -0.2, 0.3),
 )
 GREEDY: Final = (Annotator("greedy_gpt4", (0.25, 0.3, 0.3, 0.3, 0.4, 0.6), -0.4, -0.1, 1.1, 0.0, 0.07),)
-"""p_sim^GPT-4: one prompt, nearly deterministic. As in the paper it agrees with people as often as the pool does, and
-varies less: so it errs more by its tastes."""
+"""p_sim^GPT-4: one prompt, nearly deterministic. As in the paper it agrees with people about as often as the pool
+does, and varies less: so it overlooks more and has tastes, which all its labels share."""
 
 
 def _human(number: int) -> Annotator:
