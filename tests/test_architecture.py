@@ -26,7 +26,7 @@ BUDGETS = {
     "alpacafarm_env": 9_147,
     "agents": 4_765,
     "wrappers": 110,
-    "benchmarks": 7_847,
+    "benchmarks": 7_842,
     "examples": 400,
     "tests": 19_110,
 }

@@ -72,6 +72,7 @@ class Plan:
     out: Path
     seed: int
     sizes: Sizes
+    pairs_name: ClassVar[str] = "pairs"
     pairs_each: ClassVar[int] = 1
     """Pairs of each instruction."""
 
@@ -84,12 +85,12 @@ class Plan:
     @property
     def pairs_cell(self) -> str:
         """Name in the study of what draws the seed's pairs."""
-        return f"pairs, seed {self.seed}"
+        return f"{self.pairs_name}, seed {self.seed}"
 
     @property
     def pairs_file(self) -> Path:
         """Where they are."""
-        return self.out / "pairs" / f"seed-{self.seed}.jsonl.gz"
+        return self.out / self.pairs_name / f"seed-{self.seed}.jsonl.gz"
 
     def annotator(self, setting: Setting) -> PreferenceOracle:
         """The pool of this seed, which flips no label by itself, with its noise."""

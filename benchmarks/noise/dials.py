@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -51,6 +50,7 @@ class DialPlan(Plan):
     """A seed's judges with the fault `kind`; settings are told by their number of labels."""
 
     kind: str = CLEAN
+    pairs_name: ClassVar[str] = "pairs of dials"  # which all kinds share
     pairs_each: ClassVar[int] = 4
 
     @property
@@ -58,16 +58,6 @@ class DialPlan(Plan):
         """A quarter of the pairs, and all."""
         most = max(self.sizes.labels)
         return [Setting(most // 4, 0.0), Setting(most, 0.0)]
-
-    @property
-    def pairs_cell(self) -> str:
-        """Name in the study of what draws the seed's pairs, which all kinds share."""
-        return f"pairs of dials, seed {self.seed}"
-
-    @property
-    def pairs_file(self) -> Path:
-        """Where they are."""
-        return self.out / "pairs" / f"dials-seed-{self.seed}.jsonl.gz"
 
     @cached_property
     def fault(self) -> Fault:

@@ -25,14 +25,12 @@ from ..surrogates.scarcity import HALF_AWAY, Curve, Key, Setting, claim_row, pac
 from .cells import GOLDS, OWN, UNITS, Plan
 
 METHODS: Final = ("ppo", "dpo")
-MOST_CLEAN: Final = 3
-"""Numbers of labels without flips, each with four times as many of which a quarter is flipped."""
 
 
 def matched(plan: Plan) -> list[Setting]:
-    """The settings: the largest numbers of labels of which there are four times as many, and those."""
+    """The settings: numbers of labels without flips, each with four times as many of which a quarter is flipped."""
     labels = plan.sizes.labels
-    few = [size for size in labels if 4 * size in labels][-MOST_CLEAN:]
+    few = [size for size in labels if 4 * size in labels]
     return [Setting(size * share, flip) for size in few for share, flip in ((1, 0.0), (4, HALF_AWAY))]
 
 
