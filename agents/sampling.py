@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from ..oracles.reward_model import tokens_at_once
+from ..oracles.shared_prompts import shared_start
 from ..pretrained import cache_keyword
 from .decoding import PreallocatedCache, grouped_attention
 from .prompts import silence
@@ -217,13 +218,11 @@ class _Batch:
     def read_prompts(self) -> Tensor:
         """Fills the cache; [rows, V] logits of the first token."""
         device, keyword = self._source.device, self._cache_keyword
-        first, last = min(self._prompts), max(self._prompts)  # in between, all begin as these two do
-        most = min(len(first), len(last)) - 1  # each prompt keeps a token to read, which predicts the first one
-        common = next((i for i in range(most) if first[i] != last[i]), most) if len(self._prompts) > 1 else 0
+        common = shared_start(self._prompts) if len(self._prompts) > 1 else 0  # what is left predicts the first token
         common = common if common >= WORTH_SHARING else 0
         shared: Any = DynamicCache()
         if common:
-            ids = torch.tensor([first[:common]], device=device)
+            ids = torch.tensor([self._prompts[0][:common]], device=device)
             self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **{keyword: shared})
         logits = torch.empty(0)
         for chosen in micro_batches([len(prompt) - common for prompt in self._prompts], tokens_at_once(device)):

@@ -31,6 +31,7 @@ from ..folders import snapshot
 from ..pretrained import PICKLED, file_states, load_adapter, load_model, load_tokenizer, reading
 from ..templates import PromptTemplate
 from .base import DetailedOracle, OracleError, Verdicts, shorten
+from .shared_prompts import alike, read_once, reads_in_parts
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ class RewardModel(DetailedOracle):
     Args:
         path: The folder, or a hub name, whose files are downloaded at once unless they are stored already.
         batch_size: Most texts in one forward pass; with their pads they have at most 2,048 tokens on a CPU, 16,384
-            elsewhere (a single text may exceed that).
+            elsewhere (a single text may exceed that). A prompt of many responses is read once.
         device: "auto" takes the first CUDA device if there is one, else the CPU; or any name torch knows.
         dtype: "float32", "bfloat16" or "float16", that of the weights; by default bfloat16 on CUDA, float32 elsewhere.
             The head is float32 in any case.
@@ -113,7 +114,7 @@ class RewardModel(DetailedOracle):
         rows = self.encode(instructions, responses)
         limit = self._limit
         truncated = np.array([len(row) > limit for row in rows], bool)
-        scores = self._forward([cut_middle(row, limit) for row in rows])
+        scores = self._forward([cut_middle(row, limit) for row in rows], instructions)
         if not np.isfinite(scores).all():
             row = int(np.flatnonzero(~np.isfinite(scores))[0])
             raise OracleError(
@@ -185,7 +186,7 @@ class RewardModel(DetailedOracle):
             raise CheckpointError(f"{self.path}: {key}: expected a finite number, {low:g} or more, got {value!r}.")
         return float(value)
 
-    def _forward(self, rows: Sequence[list[int]]) -> NDArray[np.float64]:
+    def _forward(self, rows: Sequence[list[int]], instructions: Sequence[str]) -> NDArray[np.float64]:
         import torch
 
         from ..last_layer import last_mlp_for_scores
@@ -195,16 +196,20 @@ class RewardModel(DetailedOracle):
         if pad is None:  # then the score is read at the last token, so any that ends no text can fill up
             ends = {row[-1] for row in rows}
             pad = config.pad_token_id = next(token for token in range(len(ends) + 1) if token not in ends)
+        at_once, device = tokens_at_once(model.device), model.device
         with torch.inference_mode():
-            for batch in batches([len(row) for row in rows], self.batch_size, tokens_at_once(model.device)):
-                width = max(len(rows[index]) for index in batch)
-                padded = torch.tensor([rows[i] + [pad] * (width - len(rows[i])) for i in batch]).to(model.device)
-                lengths = torch.tensor([len(rows[i]) for i in batch])
-                mask = (torch.arange(width) < lengths[:, None]).long()
-                inputs = {"input_ids": padded, "attention_mask": mask.to(model.device), "use_cache": False}
-                with last_mlp_for_scores(model, padded):
-                    logits = model(**inputs).logits
-                scores[batch] = logits[:, 0].double().cpu().numpy()
+            for shared, group in alike(rows, instructions, at_once if reads_in_parts(model) else math.inf):
+                read = read_once(model, rows[group[0]][:shared])
+                for part in batches([len(rows[row]) - shared for row in group], self.batch_size, at_once):
+                    batch = [group[place] for place in part]
+                    width = max(len(rows[row]) for row in batch)
+                    padded = torch.tensor([rows[i][shared:] + [pad] * (width - len(rows[i])) for i in batch])
+                    ids, lengths = padded.to(device), torch.tensor([len(rows[i]) for i in batch])
+                    mask = (torch.arange(width) < lengths[:, None]).long()
+                    inputs = {"input_ids": ids, "attention_mask": mask.to(device), **read(len(batch))}
+                    with last_mlp_for_scores(model, ids):
+                        logits = model(**inputs).logits
+                    scores[batch] = logits[:, 0].double().cpu().numpy()
         return scores
 
 

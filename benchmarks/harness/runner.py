@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ...agents.processes import Processes
 
 _FORMAT = "[{percentage:3.0f}%, {elapsed} passed, {remaining} left{postfix}]"
-RETRIES = 3
-"""Workers that a cell may lose before it has failed: one that takes too much memory would lose all of them."""
+SLOW_IMPORTS = ["alpacafarm_env.agents.reward_modeling", "alpacafarm_env.benchmarks.experiment.engine"]
+RETRIES = 3  # workers that a cell may lose before it has failed: one that takes too much memory would lose all of them
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,7 @@ def _silent(key: str, work: Callable[[], Sequence[Row]], on_progress: ProgressFn
 
 
 def attempt(work: Work, on_progress: ProgressFn) -> list[Row] | Exception:
-    """A cell's rows, or what failed in it, to be sent to the process that stores them.
-
-    That is a CheckpointError where no other cell could be stored either.
-    """
+    """A cell's rows, or what failed in it; a CheckpointError says that no other cell could be stored either."""
     try:
         return list(work(on_progress))
     except Exception as error:  # noqa: BLE001 - the other process reports it
@@ -275,6 +272,7 @@ class OwnProcesses:
 
     def __init__(self) -> None:
         self._running: set[BaseProcess] = set()
+        self._context = _start_method()
 
     def run(self, cell: Cell, on_progress: ProgressFn) -> Sequence[Row]:
         """The cell's rows; CellError if it fails, CancelledError if `stop` has ended it.
@@ -282,9 +280,10 @@ class OwnProcesses:
         Each process has its own pipe: a queue that several share has a lock, and a process that is killed while it
         holds the lock would silence all others for good.
         """
-        context = multiprocessing.get_context("spawn")
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_work_in_process, args=(cell.work, sender), daemon=True)
+        receiver, sender = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_work_in_process, args=(cell.work, sender, dict(os.environ)), daemon=True
+        )
         process.start()
         self._running.add(process)
         sender.close()  # the child's end is then the only one: its death ends the pipe
@@ -308,7 +307,21 @@ class OwnProcesses:
             process.terminate()
 
 
-def _work_in_process(work: Work, sender: Connection) -> None:
+def _start_method() -> Any:
+    """Where they may, processes are forked from one that has imported what takes seconds.
+
+    Not beside a CUDA device, which a library asks about when it is imported: a process forked after that has lost it.
+    """
+    import torch
+
+    forks = sys.platform == "linux" and not torch.cuda.is_available()
+    context = multiprocessing.get_context("forkserver" if forks else "spawn")
+    context.set_forkserver_preload(SLOW_IMPORTS)
+    return context
+
+
+def _work_in_process(work: Work, sender: Connection, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)  # that of now: the process that this one is forked from has an older one
     # Ctrl-C reaches every process of the group: let the parent explain it, and die without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # A parent that was killed cannot stop us; going on would write beside the run that takes over.

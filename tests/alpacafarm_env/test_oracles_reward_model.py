@@ -269,3 +269,20 @@ def test_hub_names_are_read_from_the_cache(tiny_model, tmp_path, monkeypatch, sc
     np.testing.assert_array_equal(oracle.score(INSTRUCTIONS, RESPONSES), scores)
     with pytest.raises(CheckpointError, match=r"someone/other.*cannot be reached"):
         RewardModel("someone/other")
+
+
+def test_a_prompt_of_many_responses_is_read_once(tiny_model, model, monkeypatch):
+    """Scores are those of texts read whole, and the tokens that are read are far fewer."""
+    asked = [each for each in ("Tell me why " * 20, "Tell me how " * 20) for _ in range(40)] + ["Alone"]
+    responses = [f"{'word ' * (i % 7)}{i}" for i in range(81)]
+    calls = []
+    handle = model._model.register_forward_pre_hook(
+        lambda _, args, inputs: calls.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    together, tokens = model.score(asked, responses), sum(calls)
+    calls.clear()
+    monkeypatch.setattr("alpacafarm_env.oracles.reward_model.reads_in_parts", lambda model: False)
+    whole = model.score(asked, responses)
+    handle.remove()
+    np.testing.assert_allclose(together, whole, rtol=0, atol=1e-5)
+    assert tokens < 0.6 * sum(calls)
