@@ -120,6 +120,7 @@ def fit(
     out: Path,
     sft: Path | None = None,
     num_samples: int = 1,
+    kept: Path | None = None,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, float]:
     """Trains a reward model from a policy's trunk, calibrates it so that 0 is an SFT response's mean score, saves it.
@@ -135,6 +136,7 @@ def fit(
         sft: Folder of the policy whose answers set the scale, if it is another one.
         num_samples: Answers to each instruction. With 2 or more a unit of reward is their standard deviation within an
             instruction; with 1, that of all answers.
+        kept: File that keeps these answers: the same for all models of a study, they are sampled once.
         on_progress: Called with the share of the steps that is done.
 
     Returns:
@@ -147,8 +149,13 @@ def fit(
     metrics: dict[str, float] = {}
     for metrics in agent.updates():
         on_progress(metrics["step"] / agent.num_steps)
-    answering = LanguageModel.from_pretrained(sft or policy, max_response_tokens=MAX_RESPONSE_TOKENS)
-    answers = sample(answering, val, "calibration", num_samples)
+    if kept is not None and kept.is_file():
+        answers = tuple(row["answer"] for row in texts.read_rows(kept))
+    else:
+        answering = LanguageModel.from_pretrained(sft or policy, max_response_tokens=MAX_RESPONSE_TOKENS)
+        answers = sample(answering, val, "calibration", num_samples)
+        if kept is not None:
+            texts.write_rows(kept, [{"answer": answer} for answer in answers])
     answered = [instruction for instruction in val for _ in range(num_samples)]
     mean, std = agent.calibrate(answered, answers, num_samples=num_samples)
     world = Processes()
@@ -228,6 +235,7 @@ def train(run: RewardModelRun, on_progress: ProgressFn) -> list[Row]:
             out=run.folder,
             sft=sandbox.POLICY,
             num_samples=run.num_samples,
+            kept=run.out / f"calibration-{run.num_val or 0}-{run.num_samples}.jsonl.gz",
             on_progress=lambda share: progress(0.8 * share),
         )
     row = {**run.facts, "seed": run.seed, "num_trained": len(pairs)}

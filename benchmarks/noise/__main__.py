@@ -25,7 +25,7 @@ from ..harness.page import publish
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
-from ..surrogates.scarcity import setting_rows, tables_of
+from ..surrogates.scarcity import Setting, setting_rows, tables_of
 from .analysis import all_claims, band_rows, gao_rows
 from .cells import Plan, Sizes, draw_pairs, run_setting
 from .dials import CLEAN, KINDS, DialPlan, dial_rows
@@ -57,12 +57,11 @@ def run(options: NoiseOptions) -> int:
     sizes = options.sizes or (Sizes.quick() if options.quick else Sizes())
     plans = [Plan(options.folder(NAME), seed, sizes) for seed in range(options.seeds)]
     faulty = {kind: [DialPlan(plan.out, plan.seed, sizes, kind) for plan in plans] for kind in KINDS}
+    few = min(options.seeds, sizes.seeds_trained)
     trained = [
-        SettingRun(plan=plan, setting=setting, agent=method, seed=plan.seed, out=plan.out, sizes=sizes.training)
-        for method in METHODS
-        for plan in plans
-        for setting in matched(plan)
+        run_of(plan, setting, method, method) for method in METHODS for plan in plans[:few] for setting in matched(plan)
     ]
+    by_ppo = [run_of(plan, plan.settings[-1], "ppo", kind) for kind in KINDS for plan in faulty[kind][:few]]
     # Each part needs those before it.
     parts = {
         "pairs": [Cell(plan.pairs_cell, partial(draw_pairs, plan), plan.units) for plan in (*plans, *faulty[CLEAN])],
@@ -79,6 +78,7 @@ def run(options: NoiseOptions) -> int:
             for setting in plan.settings
         ],
         "methods": [Cell(run.cell, partial(run_method, run), run.units) for run in trained],
+        "dials by PPO": [Cell(run.cell, partial(run_method, run), run.units) for run in by_ppo],
     }
     with options.study(NAME, {"sizes": asdict(sizes)}, sources=sandbox_sources()) as study:
         study.plan([cell.key for cells in parts.values() for cell in cells])
@@ -89,18 +89,25 @@ def run(options: NoiseOptions) -> int:
             if study.failed:
                 print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
                 return study.exit_status
-        write_results(study, *(rows[part] for part in ("reward models", "dials", "methods")))
+        write_results(study, *(rows[part] for part in ("reward models", "dials", "methods", "dials by PPO")))
         return study.finish()
 
 
-def write_results(study: Study, rows: list[Row], dialed: list[Row], trained: list[Row]) -> None:
-    """The tables and the page."""
-    curves, faulty, methods = (tables_of(each, unit=1.0) for each in (rows, dialed, trained))
+def run_of(plan: Plan, setting: Setting, method: str, kind: str) -> SettingRun:
+    """A method on a plan's setting."""
+    sizes = plan.sizes.training
+    return SettingRun(plan=plan, setting=setting, kind=kind, agent=method, seed=plan.seed, out=plan.out, sizes=sizes)
+
+
+def write_results(study: Study, *parts: list[Row]) -> None:
+    """The tables and the page, of the rows of reward models, dials, methods, and dials by PPO."""
+    curves, faulty, methods, by_ppo = (tables_of(rows, unit=1.0) for rows in parts)
     study.write_table(setting_rows(curves))
     write_csv(study.out / "curves.csv", band_rows(curves))
-    write_csv(study.out / "claims.csv", all_claims(curves, faulty, methods))
+    write_csv(study.out / "claims.csv", all_claims(curves, faulty, methods, by_ppo))
     write_csv(study.out / "methods.csv", setting_rows(methods))
-    write_csv(study.out / "dials.csv", dial_rows(faulty, dialed))
+    dialed = dial_rows("best_of_n", faulty, parts[1]) + dial_rows("ppo", by_ppo, parts[3])
+    write_csv(study.out / "dials.csv", dialed)
     write_csv(study.out / "fits.csv", gao_rows(curves))
     study.note(level="sandbox")
     publish(study, page(study.out))

@@ -27,7 +27,12 @@ RESAMPLES: Final = 1000
 MEASURES: Final = ("drop", "peak")
 
 
-def all_claims(curves: Mapping[Key, Curve], dialed: Mapping[Key, Curve], trained: Mapping[Key, Curve]) -> list[Row]:
+def all_claims(
+    curves: Mapping[Key, Curve],
+    dialed: Mapping[Key, Curve],
+    trained: Mapping[Key, Curve],
+    dialed_by_ppo: Mapping[Key, Curve],
+) -> list[Row]:
     """The page's family of claims: those of `scarcity`, of `dials`, of `online`, and these.
 
     rest: what ten points of flips change in a measure of gold where N(1 - 2e)^2 is held fixed, over all settings. What
@@ -50,7 +55,8 @@ def all_claims(curves: Mapping[Key, Curve], dialed: Mapping[Key, Curve], trained
         for name, place in (("alpha", 0), ("beta", 1)):
             tables = np.stack([gao(chosen[flip])[place] for flip in flips])
             rows.append(claim_row(f"slope of {name}", OWN, KIND, labels, slope(tables, flips) / 10))
-    return [{**row, "within": bound_of(row)} for row in corrected(rows + dial_claims(dialed) + method_claims(trained))]
+    rows += dial_claims(dialed, dialed_by_ppo) + method_claims(trained)
+    return [{**row, "within": bound_of(row)} for row in corrected(rows)]
 
 
 def gao(curve: Curve) -> Array:
@@ -155,6 +161,10 @@ PREDICTED: Final = (
     Prediction("cost peak", 2000, "below", "2,000 labels: so does a taste for the first.", kind="position_bias"),
     Prediction("cost peak", 8000, "above", "8,000 labels: annotators' tastes cost more.", kind="annotator_noise"),
     Prediction("cost peak", 8000, "above", "8,000 labels: instructions' tastes cost more.", kind="instruction_noise"),
+    Prediction("PPO's cost peak", 8000, "above", "PPO, 8,000 labels: length costs more.", kind="length_bias"),
+    Prediction("PPO's cost end", 8000, "above", "PPO: so it does at the last step.", kind="length_bias"),
+    Prediction("PPO's cost end", 8000, "above", "PPO: annotators' tastes cost more then.", kind="annotator_noise"),
+    Prediction("PPO's cost peak", 8000, "below", "PPO: noise of close pairs costs less.", kind="temperature"),
 )
 """Committed before any cell of the full study was run; those of flips from a pilot with five seeds that shared their
 pairs and did not hold the number of updates equal. In gold's unit; of slopes and the rest for ten points of flips."""

@@ -43,9 +43,13 @@ class Sizes:
     flips: tuple[float, ...] = (0.0, 0.1, 0.25, 0.35, 0.4)
     num_prompts: int = 400
     num_samples: int = 1024
+    num_samples_of_faults: int = 256
+    """The largest n by judges with a fault: four times as many samples take twice as long."""
     num_val: int = 500
     training: RunSizes = field(default_factory=lambda: RunSizes(num_eval=400))
     """Of PPO and DPO; how many labels and val instructions there are is said here."""
+    seeds_trained: int = 5
+    """For how many of the seeds PPO and DPO train at most: a run takes as long as four reward models."""
 
     @classmethod
     def quick(cls) -> Sizes:
@@ -75,6 +79,11 @@ class Plan:
     pairs_name: ClassVar[str] = "pairs"
     pairs_each: ClassVar[int] = 1
     """Pairs of each instruction."""
+
+    @property
+    def largest_n(self) -> int:
+        """Of how many samples the best is chosen at most."""
+        return self.sizes.num_samples
 
     @property
     def samples(self) -> SampleRun:
@@ -111,9 +120,13 @@ class Plan:
         """Columns that tell a setting's rows from others."""
         return {"kind": KIND, **vars(setting)}
 
+    def named(self, setting: Setting) -> str:
+        """Its name, which all seeds share."""
+        return f"{setting.labels} labels with {100 * setting.flip:g} % flips"
+
     def cell(self, setting: Setting) -> str:
         """Its name in the study."""
-        return f"{setting.labels} labels, {100 * setting.flip:g} % flips, seed {self.seed}"
+        return f"{self.named(setting)}, seed {self.seed}"
 
     def reward_model(self, setting: Setting) -> RewardModelRun:
         """The run that trains a setting's reward model; all of a seed have the same start of the head."""
@@ -154,9 +167,13 @@ def run_setting(plan: Plan, setting: Setting, on_progress: ProgressFn) -> list[R
     model = plan.reward_model(setting)
     train(model, on_progress)
     drawn = plan.samples.read()
-    scores = judge(RewardModel(model.target), drawn.prompts, list(drawn.responses.text)).scores
-    ns = [2**power for power in range(plan.sizes.num_samples.bit_length())]
-    proxies, gold = (values[drawn.index] for values in (scores, drawn.responses.gold.to_numpy()))
+    index, prompts = drawn.index[:, : plan.largest_n], drawn.prompts
+    used = np.unique(index)
+    asked, texts = [prompts[number] for number in used], drawn.responses.text[used].tolist()
+    scores = np.full(len(drawn.responses), np.nan)
+    scores[used] = judge(RewardModel(model.target), asked, texts).scores
+    ns = [2**power for power in range(plan.largest_n.bit_length())]
+    proxies, gold = (values[index] for values in (scores, drawn.responses.gold.to_numpy()))
     # Pairs of samples: the first with the second, the third with the fourth, and so on, where gold tells them apart.
     gaps = [values[:, 1::2] - values[:, : values.shape[1] // 2 * 2 : 2] for values in (proxies, gold)]
     right = hits(expit(gaps[0]), (gaps[1] > 0).astype(np.float64))[gaps[1] != 0]
@@ -164,7 +181,7 @@ def run_setting(plan: Plan, setting: Setting, on_progress: ProgressFn) -> list[R
     row = {**plan.facts(setting), "seed": plan.seed, "n": ns, "kl": [agents.best_of_n_kl(n) for n in ns]}
     row |= {"proxy": (gained - gained[0]).tolist(), "accuracy": float(right.mean())}
     return [
-        {"judge": name, **row, "gold": pack(UNITS[column] * agents.best_of_k(proxies, worth[drawn.index], ns).T)}
+        {"judge": name, **row, "gold": pack(UNITS[column] * agents.best_of_k(proxies, worth[index], ns).T)}
         for column, name in GOLDS.items()
         for worth in [drawn.responses[column].to_numpy()]
     ]

@@ -59,6 +59,11 @@ class DialPlan(Plan):
         most = max(self.sizes.labels)
         return [Setting(most // 4, 0.0), Setting(most, 0.0)]
 
+    @property
+    def largest_n(self) -> int:
+        """Of how many samples the best is chosen at most."""
+        return min(self.sizes.num_samples_of_faults, self.sizes.num_samples)
+
     @cached_property
     def fault(self) -> Fault:
         """The fault that leaves `AGREEMENT`; of judges without one, nothing."""
@@ -101,9 +106,9 @@ class DialPlan(Plan):
         told = {"strength": fault.strength, "flips": fault.flip, "agreement": fault.agreement}
         return {"kind": self.kind, **vars(setting), **told}
 
-    def cell(self, setting: Setting) -> str:
-        """Its name in the study."""
-        return f"{self.kind.replace('_', ' ')}, {setting.labels} labels, seed {self.seed}"
+    def named(self, setting: Setting) -> str:
+        """Its name, which all seeds share."""
+        return f"{setting.labels} labels with {self.kind.replace('_', ' ')}"
 
 
 class Known(NoDeepCopy):
@@ -120,32 +125,35 @@ class Known(NoDeepCopy):
         return np.array([self._scores[row] for row in zip(map(str, instructions), responses, strict=True)])
 
 
-def dial_claims(curves: Mapping[Key, Curve]) -> list[Row]:
+def dial_claims(curves: Mapping[Key, Curve], by_ppo: Mapping[Key, Curve]) -> list[Row]:
     """What the page claims of faults, before correction; nothing without curves.
 
     lift: what four times as many labels add to gold gained at the peak, by each judge.
-    cost: gold that a fault costs beyond what flips of equal agreement cost, at the peak and at the largest n.
+    cost, PPO's cost: gold that a fault costs beyond what flips of equal agreement cost, at the peak and at the end.
     """
-    measures = {key[1:3]: curve.measures for key, curve in curves.items() if key[0] == OWN}
-    sizes = sorted({labels for _, labels in measures})
     rows = []
-    for kind in KINDS if sizes else ():
-        few, many = (measures[kind, labels]["peak"] for labels in sizes)
-        rows.append(claim_row("lift", OWN, kind, 0, many - few))
-        for labels in sizes if kind in DIALS else ():
-            for name in ("peak", "end"):
-                cost = measures[FLIP, labels][name] - measures[kind, labels][name]
-                rows.append(claim_row(f"cost {name}", OWN, kind, labels, cost))
+    for start, found in ("", curves), ("PPO's ", by_ppo):
+        measures = {key[1:3]: curve.measures for key, curve in found.items() if key[0] == OWN}
+        sizes = sorted({labels for _, labels in measures})
+        for kind in KINDS if sizes else ():
+            if len(sizes) > 1:
+                few, many = (measures[kind, labels]["peak"] for labels in sizes)
+                rows.append(claim_row(f"{start}lift", OWN, kind, 0, many - few))
+            for labels in sizes if kind in DIALS else ():
+                for name in ("peak", "end"):
+                    cost = measures[FLIP, labels][name] - measures[kind, labels][name]
+                    rows.append(claim_row(f"{start}cost {name}", OWN, kind, labels, cost))
     return rows
 
 
-def dial_rows(curves: Mapping[Key, Curve], rows: Sequence[Row]) -> list[Row]:
+def dial_rows(method: str, curves: Mapping[Key, Curve], rows: Sequence[Row]) -> list[Row]:
     """A row a judge, fault and number of labels: the fault, mean over seeds, and what is gained at peak and end."""
     made = []
     for (judge, kind, labels, _), curve in curves.items():
         own = [row for row in rows if (row["judge"], row["kind"], row["labels"]) == (judge, kind, labels)]
         told = {name: float(np.mean([row[name] for row in own])) for name in ("strength", "flips", "agreement")}
-        row = {"judge": judge, "kind": kind, "labels": labels, **told, "accuracy": float(curve.accuracy.mean())}
+        row = {"method": method, "judge": judge, "kind": kind, "labels": labels, **told}
+        row["accuracy"] = float(curve.accuracy.mean())
         for name in ("peak", "end"):
             row |= estimate_cells(name, TwoWay.of(curve.measures[name]))
         made.append(row)

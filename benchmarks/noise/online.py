@@ -1,7 +1,7 @@
 """Cells by PPO and DPO: settings of equal N(1 - 2e)^2, PPO against their reward models and DPO on their labels.
 
-Settings of training are those of the study of over-optimization, past the peak of gold; all of a seed see the same
-prompts and draws.
+PPO also learns from judges with a fault, of the most labels. Settings of training are those of the study of
+over-optimization, past the peak of gold; all of a seed see the same prompts and draws.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ class SettingRun(TreatmentRun):
 
     plan: Plan
     setting: Setting
+    kind: str
+    """What its rows are told by: the method, or the fault."""
     treatment: str = field(init=False, default="none")
 
-    NOT_DECIDING: ClassVar[frozenset[str]] = TreatmentRun.NOT_DECIDING | {"plan", "setting"}
+    NOT_DECIDING: ClassVar[frozenset[str]] = TreatmentRun.NOT_DECIDING | {"plan", "setting", "kind"}
 
     @cached_property
     def treated(self) -> Treatment:
         """The setting as a treatment: labels of the pool, flipped, on fresh pairs."""
         labels, flip = self.setting.labels, self.setting.flip
-        name = f"fresh pairs {labels} with {100 * flip:g} % flips"
+        name = self.plan.named(self.setting)
         return Treatment(name, name, flip=flip, num_labels=labels)
 
     @property
@@ -65,7 +67,7 @@ def run_method(run: SettingRun, on_progress: ProgressFn) -> list[Row]:
     """Trains and evaluates; a row for each of `GOLDS`, along steps as `cells.run_setting` has them along n."""
     rows = run_experiment(run, on_progress)
     told = [read_evaluation(run, place)["splits"]["eval"] for place in run.places]
-    facts = {"kind": run.agent, **vars(run.setting), "seed": run.seed, "n": list(run.places)}
+    facts = {**run.plan.facts(run.setting), "kind": run.kind, "seed": run.seed, "n": list(run.places)}
     facts |= {"kl": [row["kl_exact"] for row in rows], "proxy": [row["proxy"] - rows[0]["proxy"] for row in rows]}
     return [
         {"judge": name, **facts, "gold": pack(UNITS[column] * np.array([each[column] for each in told], float).T)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ CLAIMS: Final = {
     "lift": "gain at the peak: largest N less a quarter of it",
     "cost peak": "gain at the peak: flips less this fault",
     "cost end": "gain at the largest n: flips less this fault",
+    "PPO's cost peak": "PPO's gain at the peak: flips less this fault",
+    "PPO's cost end": "PPO's gain at the last step: flips less this fault",
 }
 FAULTS: Final = {
     CLEAN: "no fault",
@@ -49,6 +52,7 @@ FAULTS: Final = {
 }
 """In the order of the page: by how many labels share the fault."""
 TRAINED: Final = {"ppo": "PPO", "dpo": "DPO"}
+METHODS: Final = {"best_of_n": "best of n", **TRAINED}
 AXES: Final = ("gold gained (simultaneous 95 % bands)", "KL of the best of n (nats)")
 
 
@@ -61,14 +65,22 @@ def page(folder: Path) -> Page:
     sizes, seeds = manifest["config"]["sizes"], len(manifest["seeds"])
     quick = "Quick form, no result. " if manifest["quick"] else ""
 
-    def level(labeller: str, chosen: str = f"best of n to {sizes['num_samples']:,} on {sizes['num_prompts']}") -> str:
+    def level(
+        labeller: str,
+        chosen: str = f"best of n to {sizes['num_samples']:,} on {sizes['num_prompts']}",
+        num_seeds: int = seeds,
+    ) -> str:
         return (
             f"{quick}Level: sandbox (simulation); {chosen} instructions; labels of {labeller}, fresh pairs for each of "
-            f"{seeds} seeds; 95 % intervals over seeds and instructions."
+            f"{num_seeds} seeds; 95 % intervals over seeds and instructions."
         )
 
-    note, dialed = level("p_sim^eval"), level("gold with faults")
-    trained = level("p_sim^eval", f"{sizes['training']['num_eval']}")
+    few = min(seeds, sizes["seeds_trained"])
+    note, num = level("p_sim^eval"), sizes["training"]["num_eval"]
+    trained = level("p_sim^eval", str(num), few)
+    to = min(sizes["num_samples_of_faults"], sizes["num_samples"])
+    dialed = level("gold with faults", f"best of n to {to:,} on {sizes['num_prompts']}")
+    dialed += f" PPO: {few} of the seeds, {num} instructions."
     own, far = settings[settings.judge == OWN], f"The peak is chosen on other seeds and instructions. {note}"
     told = outcomes(claims)
     shown = curves[curves.judge == OWN].assign(gold_low=lambda x: x.band_low, gold_high=lambda x: x.band_high)
@@ -156,16 +168,17 @@ def dial_table(dials: pd.DataFrame, note: str) -> Table:
             "flips, %": number(100 * row["flips"]),
             "agreement, %": number(100 * row["agreement"]),
             "labels": f"{row['labels']:,}",
+            "method": METHODS[row["method"]],
             "at the peak": ends(row, "peak"),
-            "at the largest n": ends(row, "end"),
-            "reward model right, %": number(row["accuracy"]),
+            "at the end": ends(row, "end"),
+            "reward model right, %": "" if math.isnan(row["accuracy"]) else number(row["accuracy"]),
         }
         for row in records(dials)
     ]
     caption = (
         f"Judges by gold with one fault, as strong as leaves {100 * AGREEMENT:g} % agreement with gold; one that "
         "leaves more at its strongest has flips besides. Four pairs of each instruction. Strengths are means over "
-        f"seeds, in gold's unit. {note}"
+        f"seeds, in gold's unit. The end is the largest n, or PPO's last step. {note}"
     )
     return Table.of(rows, caption, "What a fault costs at equal agreement")
 
@@ -189,24 +202,24 @@ def method_table(own: pd.DataFrame, note: str) -> Table:
 
 
 def draw_dials(own: pd.DataFrame, note: str) -> Drawn:
-    """Gold gained by the choice for each fault, a panel for each number of labels."""
-    sizes = sorted({*own.labels})
-    figure = Figure(figsize=(3.4 + 3.4 * len(sizes), 4.6), dpi=150, layout="constrained")
-    axes = figure.subplots(1, len(sizes), squeeze=False, sharex=True, sharey=True)[0]
-    for axis, size in zip(axes, sizes, strict=True):
-        for look, (name, label) in enumerate({"peak": "at the peak", "end": "at the largest n"}.items()):
-            rows = own[own.labels == size].set_index("kind").loc[list(FAULTS)]
+    """Gold gained for each fault, a panel for each method and number of labels."""
+    panels = list(own.groupby(["method", "labels"]))
+    figure = Figure(figsize=(3.4 + 2.8 * len(panels), 4.6), dpi=150, layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
+    for axis, ((method, size), panel) in zip(axes, panels, strict=True):
+        for look, (name, label) in enumerate({"peak": "at the peak", "end": "at the end"}.items()):
+            rows = panel.set_index("kind").loc[list(FAULTS)]
             errors = [rows[name] - rows[f"{name}_low"], rows[f"{name}_high"] - rows[name]]
             places = np.arange(len(rows)) + 0.24 * look - 0.12
             axis.errorbar(rows[name], places, xerr=errors, fmt=MARKERS[look], color=COLORS[look], label=label)
-        axis.set_title(f"{size:,} labels", fontsize=10)
+        axis.set_title(f"{METHODS[str(method)]}, {size:,} labels", fontsize=10)
         axis.set_xlabel("gold gained")
         grid(axis)
     axes[0].set_yticks(range(len(FAULTS)), [*FAULTS.values()])
     axes[0].invert_yaxis()
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right upper")
     title = f"Faults of labels that agree with gold on {100 * AGREEMENT:g} % of the pairs"
-    return Drawn(titled(figure, title, note), f"{title}: gold gained by the best of n. {note}")
+    return Drawn(titled(figure, title, note), f"{title}: gold gained. {note}")
 
 
 def claim_table(claims: pd.DataFrame) -> Table:
