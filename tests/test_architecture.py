@@ -26,9 +26,9 @@ BUDGETS = {
     "alpacafarm_env": 9_187,
     "agents": 4_765,
     "wrappers": 110,
-    "benchmarks": 7_902,
+    "benchmarks": 7_960,
     "examples": 400,
-    "tests": 19_129,
+    "tests": 19_135,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

@@ -250,7 +250,8 @@ def measure(folder: Path, judged_by: PreferenceOracle, seed: int, num: int) -> R
     """A reward model on fresh pairs.
 
     Accuracies are shares of the pairs: against gold, and against the labels of its own judge, noise included;
-    `calibration_error` is the mean distance between P(b preferred) and those labels, by bins of confidence.
+    `calibration_error` is the mean distance between P(b preferred) and those labels, by bins of confidence. `scale` is
+    what one unit of its score is in logits of that probability.
     """
     pairs = fresh_pairs(cast(texts.Sandbox, sandbox.SANDBOX), sandbox.POLICY, seed, num)
     chance, verdicts = predicted(folder, pairs), judged_by.compare(pairs.instructions, pairs.a, pairs.b)
@@ -261,6 +262,7 @@ def measure(folder: Path, judged_by: PreferenceOracle, seed: int, num: int) -> R
         "accuracy_gold": float(hits(chance, (pairs.gap > 0).astype(np.float64)).mean()),
         "accuracy_judge": float(hits(chance, verdicts).mean()),
         "calibration_error": float(error),
+        "scale": scale_of(folder),
     }
 
 
@@ -290,8 +292,12 @@ def predicted(folder: Path, pairs: FreshPairs) -> Array:
     oracle = RewardModel(folder, device="cpu")
     a, b = (judge(oracle, pairs.instructions, responses).scores for responses in (pairs.a, pairs.b))
     # Scores come in standard deviations of SFT's; the probabilities a model was trained to give are in its own units.
-    std = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("alpacafarm_reward_std", 1.0)
-    return np.asarray(expit((b - a) * float(std)))
+    return np.asarray(expit((b - a) * scale_of(folder)))
+
+
+def scale_of(folder: Path) -> float:
+    """The unit of a reward model's scores in its own units, logits."""
+    return float(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("alpacafarm_reward_std", 1.0))
 
 
 def against_gold(name: str, chance: Array, gap: Array) -> list[Row]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -127,12 +127,13 @@ class TreatmentRun(Experiment):
     def __post_init__(self) -> None:
         # A treatment that has changed, or whose source was edited, is another one.
         content = json.dumps([self.treated.settings(), source_mark(self.treatment)])
+        sizes = self.sizes if self.treated.kl_coef is None else replace(self.sizes, kl_coef=self.treated.kl_coef)
         mark = hashlib.sha256(content.encode()).hexdigest()[:8]
         settled = {
             "cell": f"{self.treated.name} ({mark}), {self.agent}, seed {self.seed}",
             "splits": (("eval", self.sizes.num_prompts if self.agent == "best_of_n" else self.sizes.num_eval),),
             "places": self.sizes.places(self.agent),
-            "changed": self.sizes.changed(self.agent),
+            "changed": sizes.changed(self.agent),
         }
         for name, value in settled.items():
             object.__setattr__(self, name, value)

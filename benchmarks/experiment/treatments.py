@@ -90,6 +90,9 @@ class Treatment:
     answer less the mean of some of SFT's own (`oracles.BaselineSubtracted`)."""
     layers: Count | None = None
     """How many of the policy's layers the reward models keep, from the embedding on. None: all (it has 3)."""
+    kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """PPO's KL penalty: how much reward, in standard deviations of SFT's answers to one instruction, a nat costs. The
+    less, the farther PPO goes. None: the study's; else PPO is the only method, as others have no such penalty."""
     wrap: Callable[[Env], Env] | None = None
     """A wrapper of your own over AlpacaFarm-PPO-v0, whose reward is the members'. It decides the reward in training;
     responses are scored by stepping it."""
@@ -203,8 +206,12 @@ TREATMENTS: Final = (
     Treatment("mean_3", "25 % flips, mean of 3", flip=0.25, members=3, combine="mean"),
     Treatment("wco_3", "25 % flips, minimum of 3 (WCO)", flip=0.25, members=3, combine="min"),
     Treatment("uwo_3", "25 % flips, mean - variance of 3 (UWO)", flip=0.25, members=3, combine="uwo"),
+    *(
+        Treatment(f"kl_{str(coef)[2:]}", f"25 % flips, KL penalty {coef}", flip=0.25, kl_coef=coef)
+        for coef in (0.0125, 0.025, 0.1, 0.2)
+    ),
 )
-"""The sweep: noise, label counts, model sizes and ensembles."""
+"""The sweep: noise, label counts, model sizes, ensembles, and PPO's KL penalty on both sides of the study's."""
 BY_NAME: Final = {treatment.name: treatment for treatment in TREATMENTS}
 
 

@@ -39,7 +39,7 @@ NAME = "overoptimization"
 QUICK = ("none", "ann", "uwo_3")  # treatments of --quick
 REWARD_MODELS = (
     *("treatment", "judge", "flip", "num_labels", "layers", "member", "seed", "num_trained", "num_pairs"),
-    *("accuracy_gold", "accuracy_judge", "calibration_error"),
+    *("accuracy_gold", "accuracy_judge", "calibration_error", "scale"),
 )
 """Columns of reward_models.csv."""
 Method = Literal["ppo", "quark", "expert_iteration", "dpo", "best_of_n"]
@@ -61,9 +61,6 @@ class OveroptimizationOptions(StudyOptions):
     methods: Annotated[tuple[Method, ...], Field(min_length=1)] = ("ppo", "best_of_n")
     """Methods that optimize against them. DPO learns from the labels alone, whatever reward is made of them, and has no
     run in a treatment without labels."""
-    kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """PPO's KL penalty: how much reward, in standard deviations of SFT's answers to one instruction, a nat costs. The
-    less, the farther PPO goes. Default: 0.05."""
     processes: Count = 2
     """Cells at a time, each in a process with one torch thread."""
     sizes: Annotated[Sizes | None, tyro.conf.Suppress] = None
@@ -72,8 +69,7 @@ class OveroptimizationOptions(StudyOptions):
     @property
     def chosen_sizes(self) -> Sizes:
         """The sizes of the cells."""
-        sizes = self.sizes or (Sizes.quick() if self.quick else Sizes())
-        return sizes if self.kl_coef is None else replace(sizes, kl_coef=self.kl_coef)
+        return self.sizes or (Sizes.quick() if self.quick else Sizes())
 
     @property
     def specs(self) -> dict[str, str]:
@@ -87,7 +83,8 @@ def make_plans(options: OveroptimizationOptions) -> list[TreatmentRun]:
     """A run for each treatment, method and seed.
 
     Runs of these seeds that an earlier call has stored are among them, so that calls for some methods and treatments
-    add up to one table. Of a treatment without labels there is no run of DPO.
+    add up to one table. Of a treatment without labels there is no run of DPO, of one with a KL penalty of its own
+    there is PPO alone.
     """
     specs, sizes, out = list(options.specs.values()), options.chosen_sizes, options.folder(NAME)
     every = [
@@ -99,9 +96,14 @@ def make_plans(options: OveroptimizationOptions) -> list[TreatmentRun]:
     return [
         run
         for run in every
-        if (run.treatment in specs and run.agent in options.methods and (run.agent != "dpo" or run.treated.members))
+        if (run.treatment in specs and run.agent in options.methods and applies(run))
         or cell_file(out, run.cell).is_file()
     ]
+
+
+def applies(run: TreatmentRun) -> bool:
+    """Whether the method can be told apart under the treatment, and run."""
+    return run.agent == "ppo" or (run.treated.kl_coef is None and (run.agent != "dpo" or run.treated.members > 0))
 
 
 def work_of(run: TreatmentRun) -> Work:
@@ -114,7 +116,8 @@ def run(options: OveroptimizationOptions) -> int:
     options.refuse_taken(NAME)
     runs = make_plans(options)
     if not runs:
-        raise ValueError(f"--methods dpo: expected a treatment with labels, got {', '.join(options.specs)}.")
+        wanted = "dpo needs labels, and a KL penalty of its own ppo"
+        raise ValueError(f"--methods: {wanted}; nothing is left to run of {', '.join(options.specs)}.")
     # Each part needs the cells of those before it. Reward models of equal labels, member and seed are one.
     models = {model.cell: model for run in runs for model in run.members}
     samples = {run.samples.cell: run.samples for run in runs if run.agent == "best_of_n"}
@@ -145,7 +148,7 @@ def settings(plan: TreatmentRun) -> dict[str, Any]:
     """All that decides the rows of every treatment: a folder of results that came from others is refused."""
     from ...agents import PPOConfig, RewardModelingConfig
 
-    ppo = replace(plan, agent="ppo").config(PPOConfig)
+    ppo = replace(replace(plan, agent="ppo").config(PPOConfig), kl_coef=plan.sizes.kl_coef)
     configs = {"ppo": ppo, "reward_modeling": RewardModelingConfig.sandbox()}
     return {"sizes": asdict(plan.sizes), **{name: asdict(config) for name, config in configs.items()}}
 

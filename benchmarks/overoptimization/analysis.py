@@ -231,6 +231,8 @@ class Fall:
     """Where the mean gold is highest, in nats."""
     gained: Estimate
     """The gold gained there."""
+    proxy: Estimate
+    """What the proxy has gained at the largest KL."""
     to_ends: Estimate
     """Gold's fall by step, to the end of each seed's run."""
     last: Array
@@ -250,6 +252,7 @@ class Fall:
             Along.of(at, since, curves),
             float(at[highest] ** 2),
             Estimate.of(gold[:, highest]),
+            Estimate.of(gain_at(curves, at[-1:], "proxy")[:, 0]),
             Estimate.of(drop(curves["gold"])),
             curves["kl_exact"][:, -1],
             {name: (place, Estimate.of(drop(curves[name]))) for name, place in tops.items()},
@@ -312,6 +315,11 @@ class Results:
         common = [seed for seed in given[0].table.index if all(seed in each.table.index for each in given)]
         return [each.only(common) for each in given] if common else []
 
+    def transferred(self, name: str) -> Estimate | None:
+        """Win rate by human raters of PPO by a labeller less that of PPO by `NOISY`, in points, paired by seed."""
+        pair = self.paired((name, "ppo"), (NOISY, "ppo"))
+        return Estimate.of(np.subtract(*(chosen(each, WIN_RATES[1]) for each in pair))) if pair else None
+
     def slopes(self, method: str) -> list[Estimate] | None:
         """How alpha and beta of the seeds' own fits change with 10 points of flips, paired by seed."""
         pairs = self.paired(*((name, method) for name in FLIPS))
@@ -329,10 +337,23 @@ def kept(measured: Mapping[Key, Any]) -> dict[Key, bool]:
     return {key: own and each.end.mean > 0 for (key, each), own in zip(judged.items(), clear, strict=True)}
 
 
+def transfer(curves: Curves) -> dict[str, Estimate]:
+    """Measures of the step that p_sim^eval would choose, each seed's by the other seeds' win rates."""
+    return {name: Estimate.of(chosen(curves, name)) for name in ("kl_exact", "gold", *WIN_RATES)}
+
+
+def chosen(curves: Curves, measure: str) -> Array:
+    """[S] a measure at that step; gold as its gain."""
+    values, rows = curves[measure], np.arange(len(curves))
+    picked = values[rows, other_peaks(curves["win_rate_simulated"])]
+    return np.asarray(picked - values[:, 0] if measure == "gold" else picked)
+
+
 def reward_models(rows: pd.DataFrame) -> dict[str, dict[str, Estimate]]:
     """Treatment -> measures of its reward models (an ensemble's mean) over seeds, in percent but labels."""
     bounds = dict.fromkeys(("accuracy_gold", "accuracy_judge", "calibration_error"), PERCENT)
-    measures = {"num_trained": UNBOUNDED, **bounds}
+    measures = {"num_trained": UNBOUNDED, "scale": UNBOUNDED, **bounds}
+    rows = rows.assign(scale=rows.get("scale", math.nan))
     seeds = rows.groupby(["treatment", "seed"], sort=False)[[*measures]].mean()
     seeds[[*bounds]] *= 100
     means = {

@@ -14,7 +14,20 @@ from ..harness.estimates import Estimate
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.plots import band, grid, looks, titled
 from ..harness.report import Table, interval_text, number, seeds_text, sentences
-from .analysis import CLEAN, FEWEST, FLIPS, METHOD_WORDS, NOISY, Along, Key, Results, distances, gain_at, reward_models
+from .analysis import (
+    CLEAN,
+    FEWEST,
+    FLIPS,
+    METHOD_WORDS,
+    NOISY,
+    Along,
+    Key,
+    Results,
+    distances,
+    gain_at,
+    reward_models,
+    transfer,
+)
 
 UNJUDGED: Final = "–"
 GROUPED: Final = ("best_of_n", "ppo")
@@ -22,10 +35,13 @@ GROUPED: Final = ("best_of_n", "ppo")
 GROUPS: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
     "flips": ("share of flipped labels", FLIPS),
     "labellers": ("who labels", (NOISY, "human", CLEAN, "gpt4")),
+    "penalties": ("PPO's KL penalty", ("kl_0125", "kl_025", NOISY, "kl_1", "kl_2")),
 }
 """Treatments that are drawn together: file name -> title and names. Others are drawn next to `NOISY`."""
 NOISE: Final = "overoptimization"
 """The figure of noisy against clean labels."""
+PAPER: Final = {NOISY: 43, "gpt4": 50, "human": 55}
+"""Win rates of PPO by p_sim^ann, by p_sim^GPT-4 and by people's labels, as people judge: Dubois et al. 2023."""
 GAINED: Final = {"proxy": "proxy gained (SFT's std)", "gold": "gold gained (gold units)"}
 
 
@@ -68,8 +84,10 @@ def page(folder: Path) -> Page:
         "falls": fall_rows(shown),
         "costs": cost_rows(shown),
         "win_rates": win_rate_rows(shown),
+        "transfer": transfer_rows(shown),
         "fits": fit_rows(shown),
         "reward_models": model_rows(models, titles),
+        "proxies": proxy_rows(shown, models),
     }
     captions = sentences("overoptimization/captions.txt.j2", label=shown.label())
     return Page(
@@ -83,6 +101,7 @@ def page(folder: Path) -> Page:
             nats=nats,
             noisy=NOISY,
             methods=GROUPED,
+            paper=PAPER,
         ),
         draw_figures(shown),
         headline(shown),
@@ -177,6 +196,44 @@ def win_rate_rows(shown: Labelled) -> list[dict[str, str]]:
             row[f"highest by {words}"] = place_text(key[1], place)
             row[f"drop by {words}, points"] = interval_text(dropped, "%")
         rows.append(row)
+    return rows
+
+
+def transfer_rows(shown: Labelled) -> list[dict[str, str]]:
+    """A row a labeller: what the human raters think of PPO by its labels, beside what people did in the paper."""
+    rows = []
+    for name, paper in PAPER.items():
+        if (curves := shown.results.curves.get((name, "ppo"))) is not None:
+            found = transfer(curves)
+            rows.append(
+                {
+                    **shown.key((name, "ppo")),
+                    "by human raters, %": interval_text(found["win_rate_human"], "%"),
+                    "in the paper, by people, %": f"{paper}",
+                    "by p_sim^eval, %": interval_text(found["win_rate_simulated"], "%"),
+                    "gold gained": interval_text(found["gold"], ""),
+                    "KL, nats": interval_text(found["kl_exact"], ""),
+                }
+            )
+    return rows
+
+
+def proxy_rows(shown: Labelled, models: Mapping[str, Mapping[str, Estimate]]) -> list[dict[str, str]]:
+    """A row a treatment and method: how far the proxy has risen, in its unit and in the reward model's own."""
+    rows = []
+    for key, fall in shown.results.falls.items():
+        if (scale := models.get(key[0], {}).get("scale")) is not None and scale.num:
+            gained = fall.proxy.mean
+            rows.append(
+                {
+                    **shown.key(key),
+                    "to, nats": number(fall.along.reached),
+                    "proxy gained, standard deviations of SFT": interval_text(fall.proxy, ""),
+                    "one of them, logits": interval_text(scale, ""),
+                    "proxy gained, logits": number(gained * scale.mean),
+                    "gold gained": number(fall.gained.mean - fall.along.end.mean),
+                }
+            )
     return rows
 
 

@@ -9,6 +9,7 @@ import overoptimization_worlds
 import pytest
 from written import rows_of
 
+from alpacafarm_env.agents import PPOConfig
 from alpacafarm_env.benchmarks.experiment.samples import SampleRun
 from alpacafarm_env.benchmarks.experiment.treated import Sizes
 from alpacafarm_env.benchmarks.experiment.treatments import TREATMENTS
@@ -16,7 +17,7 @@ from alpacafarm_env.benchmarks.harness import sources
 from alpacafarm_env.benchmarks.harness.stored import cell_file
 from alpacafarm_env.benchmarks.overoptimization import __main__ as overoptimization
 from alpacafarm_env.benchmarks.overoptimization import page as overoptimization_page
-from alpacafarm_env.benchmarks.overoptimization.__main__ import OveroptimizationOptions, make_plans
+from alpacafarm_env.benchmarks.overoptimization.__main__ import OveroptimizationOptions, make_plans, settings
 from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS
 from alpacafarm_env.errors import CheckpointError, UnknownNameError
 
@@ -136,7 +137,7 @@ def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys,
 def test_reward_models_are_trained_once_for_all_that_share_them(tmp_path):
     runs = make_plans(options_of(tmp_path, *(each.name for each in TREATMENTS), seeds=5, sizes=Sizes()))
     models = list({model.cell: model for run in runs for model in run.members}.values())
-    assert len({run.cell for run in runs}) == len(runs) == 2 * 5 * len(TREATMENTS)
+    assert len({run.cell for run in runs}) == len(runs) == sum(5 * (1 if each.kl_coef else 2) for each in TREATMENTS)
     assert len(models) == 5 * 10  # eight kinds of labels, and two more members of those of 25 %
     assert len({model.target for model in models}) == len(models)
     cells = {(run.treated.name, run.seed): [model.cell for model in run.members] for run in runs}
@@ -156,6 +157,16 @@ def test_calls_for_some_methods_and_treatments_add_up_to_one_table(tmp_path):
     assert cells == [("ann", "best_of_n", 0), ("ann", "best_of_n", 1), ("none", "quark", 0)]
 
 
+def test_a_treatment_has_its_own_kl_penalty_under_ppo_alone(tmp_path):
+    options = options_of(tmp_path, "kl_025", "ann", methods=("ppo", "best_of_n", "quark"), seeds=1)
+    runs = {(run.treated.name, run.agent): run for run in make_plans(options)}
+    assert [method for name, method in runs if name == "kl_025"] == ["ppo"]
+    weak, usual = runs["kl_025", "ppo"], runs["ann", "ppo"]
+    assert (weak.config(PPOConfig).kl_coef, usual.config(PPOConfig).kl_coef) == (0.025, 0.05)
+    assert [each.cell for each in weak.members] == [each.cell for each in usual.members]
+    assert settings(weak) == settings(usual)
+
+
 def test_quick_changes_the_defaults_that_are_not_given():
     quick = OveroptimizationOptions.parse(["--quick"])
     assert (quick.seeds, tuple(quick.specs), quick.folder("x").name) == (2, ("none", "ann", "uwo_3"), "x-quick")
@@ -163,14 +174,12 @@ def test_quick_changes_the_defaults_that_are_not_given():
     full = OveroptimizationOptions.parse(["--methods", "ppo", "--treatments", "ann", "none"])
     assert (full.seeds, tuple(full.specs), full.methods) == (5, ("ann", "none"), ("ppo",))
     assert full.chosen_sizes == Sizes()
-    weak = OveroptimizationOptions.parse(["--kl-coef", "0.02"])
-    assert weak.chosen_sizes == replace(Sizes(), kl_coef=0.02)
     assert len(OveroptimizationOptions().specs) == len(TREATMENTS)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"seeds": 0}, {"processes": 0}, {"kl_coef": -0.1}, {"kl_coef": float("nan")}, {"data": "x"}, {"methods": ()}],
+    [{"seeds": 0}, {"processes": 0}, {"data": "x"}, {"methods": ()}],
 )
 def test_bad_options_are_named(changes):
     (name,) = changes
