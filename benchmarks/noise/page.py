@@ -89,8 +89,9 @@ def page(folder: Path) -> Page:
         "drops": grid_table(own, "Gold lost from the peak to the largest n", partial(ends, name="drop"), far),
         "peaks": grid_table(own, "Gold gained at the peak", partial(ends, name="peak"), far),
         "dials": dial_table(dials, dialed),
-        "methods": method_table(methods[methods.judge == OWN], trained),
+        "methods": method_table(methods, trained),
         "claims": claim_table(claims),
+        "win_rates": win_rate_table(settings, far),
         "fits": fit_table(fits, note),
         "accuracy": grid_table(own, "Right about gold on pairs of samples, %, mean over seeds", right, note),
     }
@@ -158,6 +159,18 @@ def grid_table(own: pd.DataFrame, what: str, cell: Callable[[dict[str, Any]], st
     return Table.of([*rows.values()], f"{what}. {note}", what)
 
 
+def win_rate_table(settings: pd.DataFrame, note: str) -> Table:
+    """The paper's measure, by the simulated judge and by the human raters."""
+    rows: dict[tuple[int, float], dict[str, str]] = {}
+    for row in records(settings[settings.judge != OWN]):
+        line = rows.setdefault(
+            (row["labels"], row["flip"]), {"labels": f"{row['labels']:,}", "flips, %": f"{100 * row['flip']:g}"}
+        )
+        who = JUDGES[row["judge"]].removeprefix("win rate ").removesuffix(", points")
+        line |= {f"gained at the peak, {who}": ends(row, "peak"), f"lost after it, {who}": ends(row, "drop")}
+    return Table.of([*rows.values()], f"In points of the win rate. {note}", "By win rate")
+
+
 def dial_table(dials: pd.DataFrame, note: str) -> Table:
     """What each fault leaves of gold, and of the win rates."""
     rows = [
@@ -183,10 +196,11 @@ def dial_table(dials: pd.DataFrame, note: str) -> Table:
     return Table.of(rows, caption, "What a fault costs at equal agreement")
 
 
-def method_table(own: pd.DataFrame, note: str) -> Table:
-    """Gold along training by PPO and DPO."""
+def method_table(trained: pd.DataFrame, note: str) -> Table:
+    """Gold and the win rates along training by PPO and DPO."""
     rows = [
         {
+            "of": JUDGES[row["judge"]],
             "method": TRAINED[row["kind"]],
             "labels": f"{row['labels']:,}",
             "flips, %": f"{100 * row['flip']:g}",
@@ -195,7 +209,7 @@ def method_table(own: pd.DataFrame, note: str) -> Table:
             "lost after it": ends(row, "drop"),
             "KL at the peak, nats": number(row["peak_kl"]),
         }
-        for row in records(own)
+        for row in records(trained.sort_values("judge", key=lambda x: x != OWN, kind="stable"))
     ]
     caption = f"Two settings of each N(1 − 2e)²; the peak is chosen on other seeds and instructions. {note}"
     return Table.of(rows, caption, "By PPO and DPO")

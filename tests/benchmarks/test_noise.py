@@ -21,7 +21,15 @@ from alpacafarm_env.benchmarks.noise.page import page
 from alpacafarm_env.benchmarks.surrogates.scarcity import Curve, Setting, tables_of, unpack
 
 TRAINING = RunSizes(num_eval=4, steps=(0, 1), rollouts=16)
-TINY = Sizes(labels=(16, 64), flips=(0.0, 0.25, 0.35), num_prompts=4, num_samples=8, num_val=6, training=TRAINING)
+TINY = Sizes(
+    labels=(16, 64),
+    flips=(0.0, 0.25, 0.35),
+    num_prompts=4,
+    num_samples=8,
+    num_val=6,
+    training=TRAINING,
+    seeds_trained=1,
+)
 FULL = Sizes()
 NS = [2**power for power in range(11)]
 KL = np.array([math.log(n) - (n - 1) / n for n in NS])
