@@ -7,7 +7,7 @@ them, and the pairs that get a coin by one share of flips are among those that g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
@@ -60,7 +60,7 @@ class Sizes:
             num_prompts=20,
             num_samples=64,
             num_val=50,
-            training=RunSizes.quick(),
+            training=replace(RunSizes.quick(), rollouts=64),
         )
 
     @property
