@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from .dpo import DPOConfig as DPOConfig
     from .expert_iteration import ExpertIteration as ExpertIteration
     from .expert_iteration import ExpertIterationConfig as ExpertIterationConfig
+    from .group_policy import DAPOConfig as DAPOConfig
+    from .group_policy import DrGRPOConfig as DrGRPOConfig
+    from .group_policy import GroupPolicy as GroupPolicy
+    from .group_policy import GroupPolicyConfig as GroupPolicyConfig
+    from .group_policy import GRPOConfig as GRPOConfig
+    from .group_policy import GSPOConfig as GSPOConfig
+    from .group_policy import ReinforcePPConfig as ReinforcePPConfig
+    from .group_policy import RLOOConfig as RLOOConfig
     from .language_model import LanguageModel as LanguageModel
     from .policy_agent import PolicyActor as PolicyActor
     from .policy_agent import PolicyConfig as PolicyConfig
@@ -46,6 +54,16 @@ _NAMES = {
     "best_of_n": ("BestOfN", "BestOfNConfig", "BestOfNSamples", "best_of_k", "best_of_n_kl"),
     "dpo": ("DPO", "DPOConfig"),
     "expert_iteration": ("ExpertIteration", "ExpertIterationConfig"),
+    "group_policy": (
+        "DAPOConfig",
+        "DrGRPOConfig",
+        "GRPOConfig",
+        "GSPOConfig",
+        "GroupPolicy",
+        "GroupPolicyConfig",
+        "RLOOConfig",
+        "ReinforcePPConfig",
+    ),
     "language_model": ("LanguageModel",),
     "policy_agent": ("PolicyActor", "PolicyConfig"),
     "ppo": ("PPO", "PPOConfig"),

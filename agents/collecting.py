@@ -69,15 +69,25 @@ class Collector:
     Args:
         env: A vector environment of instructions with `autoreset_mode=AutoresetMode.DISABLED`; each process has its
             own.
+        num_generations: Responses to one instruction, in consecutive rows; a divisor of the environment's size.
 
     Attributes:
         num_left_out: Instructions that are too long.
+        width: Most tokens of a response.
 
     Raises:
         ValueError: The environment resets by itself, or its size does not divide the batch.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], policy: LanguageModel, config: OnlineConfig, *, who: str) -> None:
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        policy: LanguageModel,
+        config: OnlineConfig,
+        *,
+        who: str,
+        num_generations: int = 1,
+    ) -> None:
         mode, processes = env.metadata.get("autoreset_mode"), Processes(policy.device)
         if mode != AutoresetMode.DISABLED:
             raise ValueError(
@@ -97,12 +107,19 @@ class Collector:
             )
         self._env: Any = env
         self._policy, self._config, self._described = policy, config, describe(env)
+        if env.num_envs % num_generations:
+            raise ValueError(
+                f"num_generations must be a divisor of the number of environments, {env.num_envs}, got "
+                f"{num_generations!r}: the responses to an instruction are sampled together."
+            )
+        options = {"options": {"num_generations": num_generations}}
+        self._grouped: dict[str, Any] = options if num_generations > 1 else {}
         self._num_rounds = config.rollout_batch_size // at_once
         self._most_rows = math.ceil(config.minibatch_size / processes.count)
-        self._width = config.max_response_tokens or policy.max_response_tokens
+        self.width = config.max_response_tokens or policy.max_response_tokens
         budget = config.micro_batch_tokens
         self._left_out, self._longest_prompt = readable(
-            env, policy, who=who, width=self._width, micro_batch_tokens=budget
+            env, policy, who=who, width=self.width, micro_batch_tokens=budget
         )
         self.num_left_out = len(self._left_out)
 
@@ -125,7 +142,7 @@ class Collector:
         # A row of random numbers a response, drawn for the whole step by every process: so what is drawn for a response
         # depends neither on the number of processes nor on how many are sampled at once.
         generator = keyed_generator(loop.seed, "sample", step, 0)
-        uniforms = torch.rand(self._config.rollout_batch_size, self._width, generator=generator)
+        uniforms = torch.rand(self._config.rollout_batch_size, self.width, generator=generator)
         begins = [(turn * processes.count + processes.rank) * size for turn in range(self._num_rounds)]
         rounds = [self._round(loop, first + begin, uniforms[begin : begin + size]) for begin in begins]
         rewards = torch.cat([reward for _, reward, _ in rounds])
@@ -156,13 +173,13 @@ class Collector:
         # Slot i draws from seed + i, so the slots of all rounds and processes count on from one number.
         base = self._env.unwrapped
         with base.leaving_out(self._left_out) if self._left_out else nullcontext():
-            instructions, _ = self._env.reset(seed=seed)
+            instructions, _ = self._env.reset(seed=seed, **self._grouped)
         with loop.timed("sample"):
             responses = self._policy.generate(
                 instructions,
                 generator=uniforms,
                 temperature=self._config.temperature,
-                max_new_tokens=self._width,
+                max_new_tokens=self.width,
                 batch_size=self._config.sampling_batch_size,
             )
         together = partial(judge_together, loop.processes)
@@ -177,7 +194,7 @@ class Collector:
         """As many rows as an update of this process may have, as long as they may be, and a short one."""
         any_token, num_rows = [self._policy.eos_token_ids[0]], self._most_rows + 1
         prompts = [*([any_token * self._longest_prompt] * self._most_rows), any_token]
-        responses = [*([any_token * self._width] * self._most_rows), any_token]
+        responses = [*([any_token * self.width] * self._most_rows), any_token]
         texts, finished = [""] * num_rows, [True] * num_rows
         return Rollouts.given(texts, texts, prompts, responses, finished, self._policy.device)
 
@@ -203,8 +220,11 @@ def update_in_epochs(
     trained: NDArray[np.int64],
     num_epochs: int,
     num_minibatches: int,
+    by_row: bool = False,
 ) -> dict[str, float]:
     """Epochs of minibatch updates on `rollouts`, this process's rows, by `sums` over some; their mean metrics.
+
+    Sums are divided by the number of response tokens or, `by_row`, of responses.
 
     `numbers` [B], ascending, is what the rows are called among those of all processes, `trained` the numbers that all
     together train on; `key` decides, with the number of the epoch, the order of these.
@@ -217,7 +237,7 @@ def update_in_epochs(
         for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
             cut = loop.cut(total_lengths[rows])
             micro = [rows[part].to(rollouts.lengths.device) for part in cut]
-            updates.append(loop.update(micro, sums, count=int(lengths[rows].sum())))
+            updates.append(loop.update(micro, sums, count=len(rows) if by_row else int(lengths[rows].sum())))
     return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
 
 

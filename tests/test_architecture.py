@@ -24,11 +24,11 @@ MAY_IMPORT = {
 }
 BUDGETS = {
     "alpacafarm_env": 9_187,
-    "agents": 4_765,
+    "agents": 5_036,
     "wrappers": 110,
-    "benchmarks": 7_960,
+    "benchmarks": 7_988,
     "examples": 400,
-    "tests": 19_135,
+    "tests": 19_320,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

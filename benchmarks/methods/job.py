@@ -70,13 +70,13 @@ class ModelOptions(Options):
     learning_rate: Positive | None = None
     """The highest learning rate. Its default, and those of the batch sizes below, are the preset's."""
     rollout_batch_size: Count | None = None
-    """Responses sampled for each step of PPO and Quark."""
+    """Responses sampled for each step of methods that sample as they learn."""
     minibatch_size: Count | None = None
     """Responses of each of their updates."""
     micro_batch_tokens: Count | None = None
     """Tokens that go through a model at once, limited by memory; no result depends on it."""
     sampling_batch: Count | None = None
-    """Responses that PPO and Quark sample at once, limited by memory; no result depends on it."""
+    """Responses that these sample at once, limited by memory; no result depends on it."""
     precision: Literal["auto", "float32", "bfloat16"] | None = None
     """What matrices are multiplied in; weights and losses stay float32. Default: auto, which is bfloat16 where that is
     measured to be faster, and float32 for small models, or by the presets sandbox and paper."""

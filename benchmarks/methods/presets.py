@@ -81,6 +81,7 @@ PRESETS: Final[Mapping[PresetName, Preset]] = {
             "batch_size": 16,  # a few dozen rows of one's own are several updates
             "num_samples": 16,  # of best-of-n, whose 1,024 would take days
             "sample_batch_size": 64,
+            "num_generations": 8,
             "rollout_batch_size": 32,  # minutes a step for 135 M parameters on two cores
             "minibatch_size": 16,
             "total_steps": 20,

@@ -29,6 +29,8 @@ from alpacafarm_env.agents import (
     BinaryFeedMEConfig,
     BinaryRewardConditioning,
     DPOConfig,
+    DrGRPOConfig,
+    GroupPolicy,
     Quark,
     QuarkConfig,
     RewardConditioningConfig,
@@ -111,6 +113,12 @@ def small_quark(**changes: Any) -> QuarkConfig:
     return QuarkConfig(**{"warmup_steps": 0, **settings, **changes})
 
 
+def small_group(**changes: Any) -> DrGRPOConfig:
+    """Groups of four; the loss's denominator is a number of rows."""
+    settings: dict[str, Any] = {"total_steps": 2, "rollout_batch_size": 16, "minibatch_size": 8, "learning_rate": 1e-3}
+    return DrGRPOConfig(**{**settings, "num_epochs": 2, "num_generations": 4, "kl_coef": 0.05, **changes})
+
+
 def prepared(policy: LanguageModel, **changes: Any) -> tuple[Quark, Rollouts, Tensor, DataPool, dict[str, float]]:
     """An agent before its first update, what it sampled, and its pool."""
     agent = Quark(make_env(16), policy, config=small_quark(**changes))
@@ -182,6 +190,7 @@ RUNS: dict[str, Make] = {
     "reward_conditioning": partial(_small, BinaryRewardConditioning, RewardConditioningConfig, PREFERENCES),
     "ppo": partial(_online, PPO, small_ppo),
     "quark": partial(_online, Quark, small_quark),
+    "grpo": partial(_online, GroupPolicy, small_group),
     "quark_of_all_quantiles": partial(_online, Quark, partial(small_quark, best_quantile_only=False, minibatch_size=8)),
     "expert_iteration": partial(make_expert_iteration, oracle=Paid(ASCII)),
 }
@@ -191,6 +200,7 @@ RUNS["reward_modeling"] = _reward_modeling
 EXACT: dict[str, Make] = {
     "ppo_by_path": partial(_by_path, PPO, small_ppo),
     "quark_by_path": partial(_by_path, Quark, small_quark),
+    "grpo_by_path": partial(_by_path, GroupPolicy, small_group),
     "ppo_in_shards": partial(_by_path, PPO, partial(small_ppo, sharding="full", micro_batch_tokens=64)),
 }
 """Runs that two processes do as one does, to six digits after the point."""
