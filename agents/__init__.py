@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .group_policy import ReinforcePPConfig as ReinforcePPConfig
     from .group_policy import RLOOConfig as RLOOConfig
     from .language_model import LanguageModel as LanguageModel
+    from .online_dpo import OnlineDPO as OnlineDPO
+    from .online_dpo import OnlineDPOConfig as OnlineDPOConfig
     from .policy_agent import PolicyActor as PolicyActor
     from .policy_agent import PolicyConfig as PolicyConfig
     from .ppo import PPO as PPO
@@ -65,6 +67,7 @@ _NAMES = {
         "ReinforcePPConfig",
     ),
     "language_model": ("LanguageModel",),
+    "online_dpo": ("OnlineDPO", "OnlineDPOConfig"),
     "policy_agent": ("PolicyActor", "PolicyConfig"),
     "ppo": ("PPO", "PPOConfig"),
     "quark": ("Quark", "QuarkConfig"),

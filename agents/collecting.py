@@ -30,7 +30,7 @@ from .policy_agent import PolicyConfig, fitting
 from .processes import Processes, judge_together
 from .prompts import prompt_lengths
 from .rollouts import Rollouts, length_mask, pad_rows
-from .settings import Count, NonNegative, Positive
+from .settings import Count, Positive
 
 DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and round)"}
 """Noted down by runs that draw as here. A run with other draws is not continued."""
@@ -56,7 +56,6 @@ class OnlineConfig(PolicyConfig):
     """Most responses sampled at once: memory and speed only, results differ by rounding. None: 256 on a CPU, what fits
     into the free memory on a GPU (set a number there for runs that are to be repeated in every bit)."""
     adam_eps: float = 1e-5
-    kl_coef: NonNegative
 
 
 class Collector:
@@ -212,32 +211,31 @@ def columns(loop: Loop, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor
 
 def update_in_epochs(
     loop: Loop,
-    rollouts: Rollouts,
+    sizes: Tensor,
     sums: Sums,
     *,
+    counts: Tensor | None = None,
     key: Sequence[int],
     numbers: NDArray[np.int64],
     trained: NDArray[np.int64],
     num_epochs: int,
     num_minibatches: int,
-    by_row: bool = False,
 ) -> dict[str, float]:
-    """Epochs of minibatch updates on `rollouts`, this process's rows, by `sums` over some; their mean metrics.
+    """Epochs of minibatch updates on this process's rows by `sums` over some of them; their mean metrics.
 
-    Sums are divided by the number of response tokens or, `by_row`, of responses.
-
-    `numbers` [B], ascending, is what the rows are called among those of all processes, `trained` the numbers that all
-    together train on; `key` decides, with the number of the epoch, the order of these.
+    A row reads `sizes` [B] tokens and counts as `counts` [B] items in the means; None: as one. `numbers` [B],
+    ascending, is what the rows are called among those of all processes, `trained` the numbers that all together train
+    on; `key` decides, with the number of the epoch, the order of these.
     """
-    lengths, total_lengths = rollouts.lengths.cpu(), rollouts.total_lengths.cpu()
+    device, sizes = sizes.device, sizes.cpu()
+    items = torch.ones_like(sizes) if counts is None else counts.cpu()
     updates = []
     for epoch in range(num_epochs):
         # The same order on all processes: a minibatch is one of all, of which each works on the rows it has.
         order = keyed_rng(loop.seed, "minibatches", key[0], epoch, *key[1:]).permutation(trained)
         for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
-            cut = loop.cut(total_lengths[rows])
-            micro = [rows[part].to(rollouts.lengths.device) for part in cut]
-            updates.append(loop.update(micro, sums, count=len(rows) if by_row else int(lengths[rows].sum())))
+            micro = [rows[part].to(device) for part in loop.cut(sizes[rows])]
+            updates.append(loop.update(micro, sums, count=int(items[rows].sum())))
     return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
 
 

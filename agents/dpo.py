@@ -66,6 +66,33 @@ class DPOConfig(PolicyConfig):
         return cls(learning_rate=2e-4, precision="float32", micro_batch_tokens=2048, save_every=50)
 
 
+def pair_sums(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    *,
+    beta: float,
+    label_smoothing: float = 0.0,
+) -> dict[str, Tensor]:
+    """Sums over pairs, of log-probabilities [B] of their responses: the loss, and the metrics of `DPO.updates`."""
+    targets = torch.full_like(chosen, 1 - label_smoothing) if label_smoothing else None
+    losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=beta, targets=targets)
+    chosen, rejected = chosen.detach(), rejected.detach()
+    reward_chosen = implicit_rewards(chosen, ref_chosen, beta=beta)
+    reward_rejected = implicit_rewards(rejected, ref_rejected, beta=beta)
+    margins = reward_chosen - reward_rejected
+    return {
+        "loss": losses.sum(),
+        "accuracy": (margins > 0).float().sum() + (margins == 0).float().sum() / 2,
+        "margin": margins.sum(),
+        "reward/chosen": reward_chosen.sum(),
+        "reward/rejected": reward_rejected.sum(),
+        "logprob/chosen": chosen.sum(),
+        "logprob/rejected": rejected.sum(),
+    }
+
+
 class DPO(PolicyAgent):
     """Trains a policy on preferences; a step is one update. Other arguments as of `PolicyAgent`.
 
@@ -137,24 +164,16 @@ class DPO(PolicyAgent):
     def _sums(self, numbers: Tensor, rows: Tensor) -> dict[str, Tensor]:
         """Sums over some rows of a batch of pairs, given by their numbers."""
         pairs = numbers[rows]
-        beta, smoothing = self.config.beta, self.config.label_smoothing
         chosen, rejected = self._logprobs(pairs)
         ref_chosen, ref_rejected = self._ref_chosen[pairs], self._ref_rejected[pairs]
-        targets = torch.full_like(chosen, 1 - smoothing) if smoothing else None
-        losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta=beta, targets=targets)
-        chosen, rejected = chosen.detach(), rejected.detach()
-        reward_chosen = implicit_rewards(chosen, ref_chosen, beta=beta)
-        reward_rejected = implicit_rewards(rejected, ref_rejected, beta=beta)
-        margins = reward_chosen - reward_rejected
-        return {
-            "loss": losses.sum(),
-            "accuracy": (margins > 0).float().sum() + (margins == 0).float().sum() / 2,
-            "margin": margins.sum(),
-            "reward/chosen": reward_chosen.sum(),
-            "reward/rejected": reward_rejected.sum(),
-            "logprob/chosen": chosen.sum(),
-            "logprob/rejected": rejected.sum(),
-        }
+        return pair_sums(
+            chosen,
+            rejected,
+            ref_chosen,
+            ref_rejected,
+            beta=self.config.beta,
+            label_smoothing=self.config.label_smoothing,
+        )
 
     def _logprobs(self, pairs: Tensor) -> Tensor:
         """Log-probabilities of the chosen and the rejected responses of some pairs, [2, b]."""

@@ -46,14 +46,9 @@ from .language_model import LanguageModel
 from .loop import Resume, Sums
 from .losses import KL_ESTIMATORS, Reduce, kl_estimate, masked_moments, shape_rewards, zero_outside
 from .policy_agent import PolicyAgent
-from .ppo import PPOConfig
+from .ppo import sandbox_sizes
 from .rollouts import Rollouts, length_mask, pad_rows, segment_sum, unpad
 from .settings import Count, NonNegative, Positive
-
-_OF_PPO = (
-    *("total_steps", "rollout_batch_size", "minibatch_size", "num_epochs", "learning_rate", "kl_coef"),
-    *("max_response_tokens", "precision", "micro_batch_tokens"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +103,7 @@ class GroupPolicyConfig(OnlineConfig):
     @classmethod
     def sandbox(cls, **changes: Any) -> Self:
         """Settings for the sandbox's small policy on two CPU cores: sizes and learning rate are PPO's."""
-        ppo, own = PPOConfig.sandbox(), {"num_generations": 8, **changes}
-        return cls(**{**{name: getattr(ppo, name) for name in _OF_PPO}, **own})
+        return cls(**sandbox_sizes(**{"num_generations": 8, "kl_coef": 0.05, **changes}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,14 +335,14 @@ class GroupPolicy(PolicyAgent):
                 trained = np.sort(np.concatenate(loop.processes.gather(numbers)))
             means = update_in_epochs(
                 loop,
-                rollouts,
+                rollouts.total_lengths,
                 partial(self._sums, experience),
+                counts=rollouts.lengths if config.loss_mean == "token" else None,
                 key=(step, 0),
                 numbers=numbers,
                 trained=trained,
                 num_epochs=config.num_epochs,
                 num_minibatches=min(config.rollout_batch_size // config.minibatch_size, len(trained)),
-                by_row=config.loss_mean != "token",
             )
             yield loop.log({**metrics, **prepared, "kl/coef": config.kl_coef, **means})
 

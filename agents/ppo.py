@@ -114,6 +114,13 @@ class PPOConfig(OnlineConfig):
         )
 
 
+def sandbox_sizes(**changes: Any) -> dict[str, Any]:
+    """Settings that other methods have in common with PPO in the sandbox, and `changes`."""
+    names = ("total_steps", "rollout_batch_size", "minibatch_size", "num_epochs", "learning_rate")
+    own = (*names, "max_response_tokens", "precision", "micro_batch_tokens")
+    return {**{name: getattr(PPOConfig.sandbox(), name) for name in own}, **changes}
+
+
 @dataclass(frozen=True)
 class Experience:
     """Scored responses and all that the losses need; columns are [B, T], 0 beyond a row's length."""
@@ -229,8 +236,9 @@ class PPO(PolicyAgent):
             scored = np.sort(np.concatenate(loop.processes.gather(numbers)))
             means = update_in_epochs(
                 loop,
-                rollouts,
+                rollouts.total_lengths,
                 partial(self._sums, experience),
+                counts=rollouts.lengths,
                 key=(step, 0),
                 numbers=numbers,
                 trained=scored,

@@ -187,8 +187,9 @@ class Quark(PolicyAgent):
                 pool, prepared = self._prepare(step, rollouts, scores, numbers)
             means = update_in_epochs(
                 loop,
-                pool.read,
+                pool.read.total_lengths,
                 partial(self._sums, pool),
+                counts=pool.read.lengths,
                 key=(step,),
                 numbers=pool.numbers,
                 trained=pool.trained,

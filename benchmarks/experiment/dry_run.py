@@ -19,7 +19,7 @@ from ...errors import DataError
 from ...pretrained import USABLE
 from ..harness.report import Table, text_table
 from ..methods.job import Job
-from ..methods.methods import GROUP_METHODS, REWARD_MODELING, find_method, hold_out
+from ..methods.methods import LATER_METHODS, REWARD_MODELING, find_method, hold_out
 
 GB: Final = 1e9
 STEPS: Final = 3
@@ -34,7 +34,7 @@ BATCHES: Final[Mapping[str, Any]] = {
     REWARD_MODELING: lambda job: hold_out(job.preferences())[0],
     "ppo": None,
     "quark": None,
-    **dict.fromkeys(method.name for method in GROUP_METHODS),
+    **dict.fromkeys(method.name for method in LATER_METHODS),
 }
 """Method -> the examples of a job that it goes through; None: it samples them, as many in each step."""
 

@@ -184,11 +184,12 @@ def make_ppo(job: Job) -> Actor:
     return agents.PPO(job.env(config.rollout_batch_size, policy), policy, **options)
 
 
-def make_group(job: Job, *, kind: str) -> Actor:
-    """A group policy gradient, by the name of its settings."""
+def make_online(job: Job, *, agent: str, kind: str) -> Actor:
+    """An agent of this name that samples as it learns, with the settings of that name."""
     config, policy = job.config(getattr(agents, kind), total_steps=6), job.policy()
     env = job.env(config.rollout_batch_size, policy)
-    return agents.GroupPolicy(env, policy, config=config, seed=job.seed, out=job.folder)
+    actor: Actor = getattr(agents, agent)(env, policy, config=config, seed=job.seed, out=job.folder)
+    return actor
 
 
 def _stand_in(name: str, title: str, paper: tuple[float, float]) -> Method:
@@ -261,15 +262,16 @@ METHODS = (
 REWARD_MODELING = "reward_modeling"
 """Trains no policy: `train` alone has it."""
 FINE_TUNING = Method("sft", "SFT, continued", make_fine_tuning, "nothing", fixed=False, split="sft")
-GROUP_METHODS = tuple(
-    Method(name, title, partial(make_group, kind=kind), effort=100)
-    for name, title, kind in (
-        ("grpo", "GRPO", "GRPOConfig"),
-        ("dr_grpo", "Dr. GRPO", "DrGRPOConfig"),
-        ("dapo", "DAPO", "DAPOConfig"),
-        ("gspo", "GSPO", "GSPOConfig"),
-        ("rloo", "RLOO", "RLOOConfig"),
-        ("reinforce_pp", "REINFORCE++", "ReinforcePPConfig"),
+LATER_METHODS = tuple(
+    Method(name, title, partial(make_online, agent=agent, kind=kind), effort=100)
+    for name, title, agent, kind in (
+        ("grpo", "GRPO", "GroupPolicy", "GRPOConfig"),
+        ("dr_grpo", "Dr. GRPO", "GroupPolicy", "DrGRPOConfig"),
+        ("dapo", "DAPO", "GroupPolicy", "DAPOConfig"),
+        ("gspo", "GSPO", "GroupPolicy", "GSPOConfig"),
+        ("rloo", "RLOO", "GroupPolicy", "RLOOConfig"),
+        ("reinforce_pp", "REINFORCE++", "GroupPolicy", "ReinforcePPConfig"),
+        ("online_dpo", "Online DPO", "OnlineDPO", "OnlineDPOConfig"),
     )
 )
 """Later than the paper: no rows of its table."""
@@ -284,7 +286,7 @@ VARIANTS = (
     Method("quark_fast", "Quark, PPO's rate", partial(make_quark, learning_rate=2e-4), effort=100),
     Method("best_of_16_gold", "Best-of-16 by gold", make_best_of_16_gold, "nothing", trained=False, effort=30),
 )
-BY_NAME = {method.name: method for method in (*METHODS, *GROUP_METHODS, *VARIANTS)} | {
+BY_NAME = {method.name: method for method in (*METHODS, *LATER_METHODS, *VARIANTS)} | {
     "fine_tuning": FINE_TUNING,
     REWARD_MODELING: Method(REWARD_MODELING, "Reward model", make_reward_modeling, "preferences"),
 }

@@ -31,6 +31,8 @@ from alpacafarm_env.agents import (
     DPOConfig,
     DrGRPOConfig,
     GroupPolicy,
+    OnlineDPO,
+    OnlineDPOConfig,
     Quark,
     QuarkConfig,
     RewardConditioningConfig,
@@ -119,6 +121,12 @@ def small_group(**changes: Any) -> DrGRPOConfig:
     return DrGRPOConfig(**{**settings, "num_epochs": 2, "num_generations": 4, "kl_coef": 0.05, **changes})
 
 
+def small_online_dpo(**changes: Any) -> OnlineDPOConfig:
+    """Eight pairs a step, two epochs of two updates; sampled at another temperature than the loss's."""
+    settings: dict[str, Any] = {"total_steps": 2, "rollout_batch_size": 16, "minibatch_size": 8, "learning_rate": 1e-3}
+    return OnlineDPOConfig(**{**settings, "num_epochs": 2, "warmup_steps": 0, **changes})
+
+
 def prepared(policy: LanguageModel, **changes: Any) -> tuple[Quark, Rollouts, Tensor, DataPool, dict[str, float]]:
     """An agent before its first update, what it sampled, and its pool."""
     agent = Quark(make_env(16), policy, config=small_quark(**changes))
@@ -191,6 +199,7 @@ RUNS: dict[str, Make] = {
     "ppo": partial(_online, PPO, small_ppo),
     "quark": partial(_online, Quark, small_quark),
     "grpo": partial(_online, GroupPolicy, small_group),
+    "online_dpo": partial(_online, OnlineDPO, small_online_dpo),
     "quark_of_all_quantiles": partial(_online, Quark, partial(small_quark, best_quantile_only=False, minibatch_size=8)),
     "expert_iteration": partial(make_expert_iteration, oracle=Paid(ASCII)),
 }
@@ -201,6 +210,7 @@ EXACT: dict[str, Make] = {
     "ppo_by_path": partial(_by_path, PPO, small_ppo),
     "quark_by_path": partial(_by_path, Quark, small_quark),
     "grpo_by_path": partial(_by_path, GroupPolicy, small_group),
+    "online_dpo_by_path": partial(_by_path, OnlineDPO, small_online_dpo),
     "ppo_in_shards": partial(_by_path, PPO, partial(small_ppo, sharding="full", micro_batch_tokens=64)),
 }
 """Runs that two processes do as one does, to six digits after the point."""
