@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .group_policy import GSPOConfig as GSPOConfig
     from .group_policy import ReinforcePPConfig as ReinforcePPConfig
     from .group_policy import RLOOConfig as RLOOConfig
+    from .kto import KTO as KTO
+    from .kto import KTOConfig as KTOConfig
     from .language_model import LanguageModel as LanguageModel
     from .online_dpo import OnlineDPO as OnlineDPO
     from .online_dpo import OnlineDPOConfig as OnlineDPOConfig
@@ -66,6 +68,7 @@ _NAMES = {
         "RLOOConfig",
         "ReinforcePPConfig",
     ),
+    "kto": ("KTO", "KTOConfig"),
     "language_model": ("LanguageModel",),
     "online_dpo": ("OnlineDPO", "OnlineDPOConfig"),
     "policy_agent": ("PolicyActor", "PolicyConfig"),

@@ -23,14 +23,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from ..instructions import Preference
+from ..instructions import Instruction, Preference
 from ..terminal import make_bar
 from .attention import packs
 from .language_model import LanguageModel
@@ -47,23 +48,29 @@ from .sft import data_identity, teacher_forced
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPOConfig(PolicyConfig):
-    """Settings of DPO; the defaults are AlpacaFarm's for LLaMA 7B (10k pairs, about 152 updates)."""
+class OfflineConfig(PolicyConfig):
+    """Settings that DPO and KTO share; the defaults are AlpacaFarm's of DPO for LLaMA 7B."""
 
     beta: Positive = 0.1
-    """β, reward units per nat: the smaller, the further from the reference the same preferences lead."""
+    """β, reward units per nat: the smaller, the further from the reference the same labels lead."""
     epochs: Count = 1
-    """Passes over the preferences."""
+    """Passes over the data."""
     batch_size: Count = 64
-    """Pairs in an update, all processes together."""
+    """Pairs of DPO, or responses of KTO, in an update, all processes together."""
     warmup_steps: NonNegative = 0.03
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """The share of labels held to be flipped, below 0.5: "conservative DPO", whose margins stay finite."""
 
     @classmethod
     def sandbox(cls) -> Self:
         """Settings for the sandbox's small policy on two CPU cores; the learning rate is PPO's, as in the paper."""
         return cls(learning_rate=2e-4, precision="float32", micro_batch_tokens=2048, save_every=50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOConfig(OfflineConfig):
+    """Settings of DPO; the defaults are AlpacaFarm's for LLaMA 7B (10k pairs, about 152 updates)."""
+
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """The share of labels held to be flipped, below 0.5: "conservative DPO", whose margins stay finite."""
 
 
 def pair_sums(
@@ -93,7 +100,80 @@ def pair_sums(
     }
 
 
-class DPO(PolicyAgent):
+class OfflineAgent(PolicyAgent):
+    """Trains on rows of two responses each; the reference reads each response once, before the first step."""
+
+    config: OfflineConfig
+
+    def _begin(
+        self,
+        instructions: Sequence[Instruction],
+        sides: tuple[Sequence[str], Sequence[str]],
+        *,
+        out: str | Path | None,
+        resume: Resume,
+        **inputs: Any,
+    ) -> None:
+        """Reads rows [N], an instruction with a response on either side, and begins the run; `inputs` decide it too."""
+        self.config = settled(self.config, self.policy.model)
+        self._num_rows = len(instructions)
+        # The first sides, then the second ones in the same order.
+        self._data = teacher_forced(self.policy, [*instructions] * 2, [*sides[0], *sides[1]])
+        self._lengths = self._data.total_lengths.view(2, -1).cpu()
+        check_budget(self.config.micro_batch_tokens, int(self._sizes.max()), who=self.label)
+        identity = {**data_identity("responses", self._data), **inputs}
+        # Or the processes' shares of the reference would not fit together.
+        Processes(self.policy.device).agree(identity)
+        # Before the loop, which puts a resumed run's weights in place of the reference's.
+        self._ref_logprobs = self._reference_logprobs()
+        self._loop = self._start(
+            self.config,
+            total=self.config.epochs * math.ceil(self._num_rows / self.config.batch_size),
+            inputs=lambda: identity,
+            out=out,
+            resume=resume,
+        )
+
+    def _batch(self, step: int) -> NDArray[np.int64]:
+        """The rows of a step, of all processes."""
+        return epoch_batch(step, num_items=self._num_rows, batch_size=self.config.batch_size, seed=self.seed)
+
+    @property
+    def _sizes(self) -> Tensor:
+        """Tokens of the rows in a micro-batch, [N]: padded, a row takes twice its longer text."""
+        return self._lengths.sum(0) if packs(self.policy.model) else 2 * self._lengths.amax(0)
+
+    def _largest(self) -> tuple[list[int], Sums]:
+        rows = self._longest_rows(sizes := self._sizes, self.config.batch_size)
+        return sizes[rows].tolist(), partial(self._sums, rows)
+
+    def _sums(self, numbers: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        """Sums over some rows of a batch, given by their numbers."""
+        raise NotImplementedError
+
+    def _logprobs(self, rows: Tensor) -> Tensor:
+        """Log-probabilities of whole responses on both sides of some rows, [2, b]."""
+        rollouts = self._data[torch.cat([rows, rows + self._num_rows])]
+        return segment_sum(self.policy.logprobs(rollouts), rollouts.lengths).view(2, len(rows))
+
+    @torch.no_grad()
+    def _reference_logprobs(self) -> Tensor:
+        """Those of all rows by the policy as it is now, [2, N]; each process reads its share."""
+        processes = Processes(self.policy.device, precision=cast(Precision, self.config.precision))
+        table = torch.zeros(2, self._num_rows, device=self.policy.device)
+        mine = processes.share(np.arange(self._num_rows))
+        # Not tried for memory, so few on any device.
+        tokens = self.config.micro_batch_tokens or min(4096, first_tried(self.policy.device))
+        parts = micro_batches(self._sizes[mine], tokens, packed=packs(self.policy.model))
+        with make_bar(len(parts), f"{self.label} reference", show=processes.is_main, unit="batch") as bar:
+            for rows in parts:
+                with processes.autocast(), float32_matmuls(self.policy.device, tf32=self.config.tf32):
+                    table[:, mine[rows]] = self._logprobs(mine[rows])
+                bar.update()
+        return processes.reduce(table)
+
+
+class DPO(OfflineAgent):
     """Trains a policy on preferences; a step is one update. Other arguments as of `PolicyAgent`.
 
     Args:
@@ -102,6 +182,7 @@ class DPO(PolicyAgent):
     """
 
     label: ClassVar[str] = "DPO"
+    config: DPOConfig
 
     def __init__(
         self,
@@ -115,26 +196,9 @@ class DPO(PolicyAgent):
     ) -> None:
         self.config = config or DPOConfig()
         super().__init__(policy, self.config, seed=seed)
-        self.config = settled(self.config, self.policy.model)
         kept = self._fitting(preferences)
-        self._num_pairs = len(kept)
-        # The chosen responses, then the rejected ones in the same order.
-        texts = [preference.chosen for preference in kept] + [preference.rejected for preference in kept]
-        self._data = teacher_forced(self.policy, [preference.instruction for preference in kept] * 2, texts)
-        self._lengths = self._data.total_lengths.view(2, -1).cpu()
-        check_budget(self.config.micro_batch_tokens, int(self._sizes.max()), who=self.label)
-        identity = data_identity("responses", self._data)
-        # Or the processes' shares of the reference would not fit together.
-        Processes(self.policy.device).agree(identity)
-        # Before the loop, which puts a resumed run's weights in place of the reference's.
-        self._ref_chosen, self._ref_rejected = self._reference_logprobs()
-        self._loop = self._start(
-            self.config,
-            total=self.config.epochs * math.ceil(self._num_pairs / self.config.batch_size),
-            inputs=lambda: identity,
-            out=out,
-            resume=resume,
-        )
+        sides = [pair.chosen for pair in kept], [pair.rejected for pair in kept]
+        self._begin([pair.instruction for pair in kept], sides, out=out, resume=resume)
 
     def updates(self) -> Iterator[dict[str, float]]:
         """Train, one update at a time.
@@ -146,52 +210,12 @@ class DPO(PolicyAgent):
                 logprob/rejected: nats a response.
         """
         for step in self._loop:
-            batch = epoch_batch(step, num_items=self._num_pairs, batch_size=self.config.batch_size, seed=self.seed)
-            pairs = self._loop.processes.share(batch)
+            pairs = self._loop.processes.share(self._batch(step))
             micro = self._loop.cut(self._sizes[pairs])
             means = self._loop.update(micro, partial(self._sums, pairs), count=len(pairs))
             yield self._loop.log(means)
 
-    @property
-    def _sizes(self) -> Tensor:
-        """Tokens of the pairs in a micro-batch, [N]: padded, a pair takes twice its longer text."""
-        return self._lengths.sum(0) if packs(self.policy.model) else 2 * self._lengths.amax(0)
-
-    def _largest(self) -> tuple[list[int], Sums]:
-        pairs = self._longest_rows(sizes := self._sizes, self.config.batch_size)
-        return sizes[pairs].tolist(), partial(self._sums, pairs)
-
     def _sums(self, numbers: Tensor, rows: Tensor) -> dict[str, Tensor]:
-        """Sums over some rows of a batch of pairs, given by their numbers."""
         pairs = numbers[rows]
-        chosen, rejected = self._logprobs(pairs)
-        ref_chosen, ref_rejected = self._ref_chosen[pairs], self._ref_rejected[pairs]
-        return pair_sums(
-            chosen,
-            rejected,
-            ref_chosen,
-            ref_rejected,
-            beta=self.config.beta,
-            label_smoothing=self.config.label_smoothing,
-        )
-
-    def _logprobs(self, pairs: Tensor) -> Tensor:
-        """Log-probabilities of the chosen and the rejected responses of some pairs, [2, b]."""
-        rollouts = self._data[torch.cat([pairs, pairs + self._num_pairs])]
-        return segment_sum(self.policy.logprobs(rollouts), rollouts.lengths).view(2, len(pairs))
-
-    @torch.no_grad()
-    def _reference_logprobs(self) -> Tensor:
-        """Those of all pairs by the policy as it is now, [2, N]; each process reads its share."""
-        processes = Processes(self.policy.device, precision=cast(Precision, self.config.precision))
-        table = torch.zeros(2, self._num_pairs, device=self.policy.device)
-        mine = processes.share(np.arange(self._num_pairs))
-        # Not tried for memory, so few on any device.
-        tokens = self.config.micro_batch_tokens or min(4096, first_tried(self.policy.device))
-        parts = micro_batches(self._sizes[mine], tokens, packed=packs(self.policy.model))
-        with make_bar(len(parts), "DPO reference", show=processes.is_main, unit="batch") as bar:
-            for rows in parts:
-                with processes.autocast(), float32_matmuls(self.policy.device, tf32=self.config.tf32):
-                    table[:, mine[rows]] = self._logprobs(mine[rows])
-                bar.update()
-        return processes.reduce(table)
+        smoothing, ref = self.config.label_smoothing, self._ref_logprobs[:, pairs]
+        return pair_sums(*self._logprobs(pairs), *ref, beta=self.config.beta, label_smoothing=smoothing)

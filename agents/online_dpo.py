@@ -36,7 +36,7 @@ from .loop import Resume, Sums
 from .losses import kl_estimate
 from .policy_agent import PolicyAgent
 from .ppo import sandbox_sizes
-from .rollouts import Rollouts, pad_rows, segment_sum
+from .rollouts import Rollouts, length_mask, pad_rows, segment_sum
 from .settings import Count, NonNegative, Positive
 
 
@@ -170,7 +170,7 @@ class OnlineDPO(PolicyAgent):
             own = columns(self._loop, rollouts, scored)
         ref = columns(self._loop, rollouts, partial(scored, role="reference"))
         kl = {f"kl/{kind}": kl_estimate(own, ref, kind).sum(1) for kind in ("k1", "k3")}
-        entropy = -own.sum(1) / rollouts.lengths.clamp(min=1)
+        entropy = -own[length_mask(rollouts.lengths)]
         # At temperature 1, of which DPO's loss is.
         whole = (
             ref

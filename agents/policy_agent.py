@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..bases import adapter_base, adapter_task, is_adapter
 from ..chat_templates import load_template
 from ..errors import CheckpointError
-from ..instructions import Demonstration, Preference
+from ..instructions import Demonstration, Labelled, Preference
 from ..oracles.base import NoCopy
 from ..oracles.reward_model import check_folder, load_scorer, num_positions
 from ..pretrained import load_config, load_tokenizer
@@ -262,7 +262,7 @@ class PolicyAgent(Trainer, PolicyActor):
         self.load(folder / "policy")
 
 
-Example = TypeVar("Example", Demonstration, Preference)
+Example = TypeVar("Example", Demonstration, Labelled, Preference)
 
 
 def loaded(policy: LanguageModel | str | Path) -> LanguageModel:

@@ -106,6 +106,23 @@ class Preference:
 
 
 @dataclass(frozen=True)
+class Labelled:
+    """A response that an annotator calls good (`label` True) or bad.
+
+    Raises:
+        ValueError: `label` is no bool.
+    """
+
+    instruction: Instruction
+    response: str
+    label: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.label, bool):
+            raise ValueError(f"Expected a label True (good) or False (bad), got {self.label!r}.")
+
+
+@dataclass(frozen=True)
 class Rating:
     """A response and how good an annotator finds it: `rating` is 1 to 7, 7 the best.
 

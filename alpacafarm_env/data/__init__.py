@@ -1,7 +1,7 @@
 """Datasets: AlpacaFarm's row kinds, files, splits, the Hugging Face hub, and recorded judgements."""
 
 from .dataset import Dataset, FolderDataset, RowDataset
-from .load import HubDataset, load_dataset, read_critiques, read_ratings
+from .load import HubDataset, load_dataset, read_critiques, read_labels, read_ratings
 from .recorded import RecordedDataset
 from .schema import Fault
 
@@ -14,5 +14,6 @@ __all__ = [
     "RowDataset",
     "load_dataset",
     "read_critiques",
+    "read_labels",
     "read_ratings",
 ]

@@ -97,6 +97,15 @@ def fields_of(ask: Instruction) -> dict[str, str]:
     return {**fields, "system": ask.system} if ask.system else fields
 
 
+def labelled_row(record: object) -> object:
+    """As `as_row`, of a response that says whether it is one to imitate: that is `label`."""
+    if not isinstance(record, Mapping):
+        return record
+    tags = [record[name] for name in _TAGS if record.get(name) is not None]
+    row = as_row({name: value for name, value in record.items() if name not in _TAGS})
+    return {**row, "label": tags[0]} if isinstance(row, Mapping) and tags else row
+
+
 def messages_of(ask: Instruction) -> list[dict[str, str]]:
     """An instruction as messages: the system's, if it has one, and the user's."""
     system = _message("system", ask.system) if ask.system else []

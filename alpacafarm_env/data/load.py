@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Final, cast
 
 from ..errors import DataError, UnknownNameError, did_you_mean
-from ..instructions import RATINGS, Critique, Rating
+from ..instructions import RATINGS, Critique, Labelled, Rating
 from .dataset import FILE_SPLITS, SPLITS, TRAIN, Dataset, FolderDataset, RowDataset, by_split, instruction_in
 from .files import read_records, stem_of
+from .forms import labelled_row
 from .recorded import RecordedDataset, is_recorded
 from .schema import INSTRUCTION, TEXT, Field, Row, check_rows, is_text
 
@@ -155,6 +156,24 @@ RATED: Final = (
     Field("rating", f"a whole number from {RATINGS[0]} to {RATINGS[-1]}, or null", _is_rating, None),
     Field("critique", TEXT, is_text, ""),
 )
+
+
+LABELLED: Final = (
+    *INSTRUCTION,
+    Field("output", TEXT, is_text),
+    Field("label", "true (good) or false (bad)", lambda value: isinstance(value, bool)),
+)
+
+
+def read_labels(path: str | os.PathLike[str]) -> list[Labelled]:
+    """The labelled responses of a file, in its order: rows for KTO, in our fields or TRL's (`prompt`, `completion`).
+
+    Raises:
+        DataError: The file cannot be read, or records are faulty; names them.
+    """
+    place = Path(path).expanduser()
+    rows = check_rows([labelled_row(record) for record in read_records(place)], LABELLED, str(place))
+    return [Labelled(instruction_in(row), row["output"], row["label"]) for row in rows]
 
 
 def read_ratings(path: str | os.PathLike[str]) -> list[Rating]:

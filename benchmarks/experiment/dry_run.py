@@ -34,7 +34,8 @@ BATCHES: Final[Mapping[str, Any]] = {
     REWARD_MODELING: lambda job: hold_out(job.preferences())[0],
     "ppo": None,
     "quark": None,
-    **dict.fromkeys(method.name for method in LATER_METHODS),
+    "kto": Job.preferences,
+    **dict.fromkeys(method.name for method in LATER_METHODS if method.needs == "reward"),
 }
 """Method -> the examples of a job that it goes through; None: it samples them, as many in each step."""
 

@@ -146,6 +146,12 @@ def make_dpo(job: Job) -> Actor:
     return agents.DPO(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
 
 
+def make_kto(job: Job) -> Actor:
+    """KTO, on both responses of each pair."""
+    config = job.config(agents.KTOConfig, save_every=10)
+    return agents.KTO(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
+
+
 def make_best_of_n(job: Job, **changes: Any) -> Actor:
     """Best-of-n with the preset's n, or with some settings changed."""
     config = replace(job.config(agents.BestOfNConfig, num_samples=8), **changes)
@@ -262,17 +268,20 @@ METHODS = (
 REWARD_MODELING = "reward_modeling"
 """Trains no policy: `train` alone has it."""
 FINE_TUNING = Method("sft", "SFT, continued", make_fine_tuning, "nothing", fixed=False, split="sft")
-LATER_METHODS = tuple(
-    Method(name, title, partial(make_online, agent=agent, kind=kind), effort=100)
-    for name, title, agent, kind in (
-        ("grpo", "GRPO", "GroupPolicy", "GRPOConfig"),
-        ("dr_grpo", "Dr. GRPO", "GroupPolicy", "DrGRPOConfig"),
-        ("dapo", "DAPO", "GroupPolicy", "DAPOConfig"),
-        ("gspo", "GSPO", "GroupPolicy", "GSPOConfig"),
-        ("rloo", "RLOO", "GroupPolicy", "RLOOConfig"),
-        ("reinforce_pp", "REINFORCE++", "GroupPolicy", "ReinforcePPConfig"),
-        ("online_dpo", "Online DPO", "OnlineDPO", "OnlineDPOConfig"),
-    )
+LATER_METHODS = (
+    Method("kto", "KTO", make_kto, "preferences", effort=60),
+    *(
+        Method(name, title, partial(make_online, agent=agent, kind=kind), effort=100)
+        for name, title, agent, kind in (
+            ("grpo", "GRPO", "GroupPolicy", "GRPOConfig"),
+            ("dr_grpo", "Dr. GRPO", "GroupPolicy", "DrGRPOConfig"),
+            ("dapo", "DAPO", "GroupPolicy", "DAPOConfig"),
+            ("gspo", "GSPO", "GroupPolicy", "GSPOConfig"),
+            ("rloo", "RLOO", "GroupPolicy", "RLOOConfig"),
+            ("reinforce_pp", "REINFORCE++", "GroupPolicy", "ReinforcePPConfig"),
+            ("online_dpo", "Online DPO", "OnlineDPO", "OnlineDPOConfig"),
+        )
+    ),
 )
 """Later than the paper: no rows of its table."""
 CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from alpacafarm_env.agents import (
     DPO,
+    KTO,
     PPO,
     SFT,
     BestOfN,
@@ -31,6 +32,7 @@ from alpacafarm_env.agents import (
     DPOConfig,
     DrGRPOConfig,
     GroupPolicy,
+    KTOConfig,
     OnlineDPO,
     OnlineDPOConfig,
     Quark,
@@ -194,6 +196,7 @@ Make = Callable[..., Any]
 RUNS: dict[str, Make] = {
     "sft": partial(_small, SFT, SFTConfig, DEMONSTRATIONS),
     "dpo": partial(_small, DPO, DPOConfig, PREFERENCES),
+    "kto": partial(_small, KTO, KTOConfig, PREFERENCES),
     "binary_feedme": partial(_small, BinaryFeedME, BinaryFeedMEConfig, PREFERENCES),
     "reward_conditioning": partial(_small, BinaryRewardConditioning, RewardConditioningConfig, PREFERENCES),
     "ppo": partial(_online, PPO, small_ppo),
