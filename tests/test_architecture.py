@@ -23,12 +23,12 @@ MAY_IMPORT = {
     "benchmarks": set(LAYERS),
 }
 BUDGETS = {
-    "alpacafarm_env": 9_211,
+    "alpacafarm_env": 9_213,
     "agents": 5_254,
     "wrappers": 110,
     "benchmarks": 7_997,
     "examples": 400,
-    "tests": 19_418,
+    "tests": 19_421,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

@@ -47,10 +47,10 @@ __all__ = [
 AnySpec = str | Mapping[str, Any]
 
 
-def make_oracle(spec: AnySpec | RewardOracle, *, dataset: Dataset, seed: int = 0) -> RewardOracle:
+def make_oracle(spec: AnySpec | RewardOracle, *, dataset: Dataset | str, seed: int = 0) -> RewardOracle:
     """Returns the oracle that a name or a mapping (see `registry`) stands for; an oracle is returned as it is.
 
-    A function of instructions and responses becomes a `FunctionOracle`.
+    A function of instructions and responses becomes a `FunctionOracle`. `dataset` may be a name, as of `gym.make`.
 
     The same specification, dataset and seed give the same object, so a model is loaded once however many environments
     and wrappers name it. A user's own module that is reloaded gives another one. A mapping's own `seed` counts more.
@@ -60,20 +60,24 @@ def make_oracle(spec: AnySpec | RewardOracle, *, dataset: Dataset, seed: int = 0
         TypeError, ValueError: The specification is of another type, or names no oracle or more than one.
         DataError: A value is not as expected, or the dataset lacks what the oracle needs.
     """
+    from ..data import load_dataset
     from .registry import read_spec
 
+    dataset = load_dataset(dataset) if isinstance(dataset, str) else dataset
     return cast(RewardOracle, read_spec("oracle", spec).make(dataset, seed))
 
 
-def make_judge(spec: AnySpec | PreferenceOracle, *, dataset: Dataset, seed: int = 0) -> PreferenceOracle:
+def make_judge(spec: AnySpec | PreferenceOracle, *, dataset: Dataset | str, seed: int = 0) -> PreferenceOracle:
     """Returns the judge that a name or a mapping stands for; a judge is returned as it is. Errors as of `make_oracle`.
 
     `spec` is "eval", "ann", "greedy", "human" or "gold" of the sandbox, "recorded" of a recorded dataset,
     "module:Name" or {"name": "module:Name", ...} of one's own, or a mapping {"judge": any of these, "flip": 0.0,
     "both_orders": False, "seed": 0} (see `Dialed` for further keys), {"pool": name, ...} or {"human": file}.
     """
+    from ..data import load_dataset
     from .registry import read_spec
 
+    dataset = load_dataset(dataset) if isinstance(dataset, str) else dataset
     return cast(PreferenceOracle, read_spec("judge", spec)._judge(dataset, seed))
 
 

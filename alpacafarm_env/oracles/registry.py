@@ -149,8 +149,8 @@ class NamedJudge(JudgeSpec):
         return _sandbox(dataset, f"judge {self.name!r}").judge(self.name, seed)
 
 
-Taste = Annotated[float, Field(ge=-MOST, le=MOST)]
-Scale = Annotated[float, Field(ge=0, le=MOST)]
+Taste = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
+Scale = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
 
 
 class NoisyJudge(JudgeSpec):

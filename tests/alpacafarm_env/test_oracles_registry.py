@@ -61,6 +61,11 @@ def test_objects_are_returned_as_they_are(tiny_dataset, counting_oracle):
     assert oracle.score(["i", "j"], ["x", "y"]).tolist() == [2.5, 2.5]
 
 
+def test_a_dataset_may_be_a_name():
+    assert make_judge("eval", dataset="sandbox").name == make_judge("eval", dataset=sandbox.SANDBOX).name
+    assert make_oracle("gold", dataset="sandbox") is make_oracle("gold", dataset=sandbox.SANDBOX)
+
+
 def test_specifications_are_built_once(tiny_dataset, tiny_model):
     spec = {"reward_model": str(tiny_model), "batch_size": 8}
     oracle = make_oracle(spec, dataset=tiny_dataset)
