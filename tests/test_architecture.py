@@ -28,7 +28,7 @@ BUDGETS = {
     "wrappers": 110,
     "benchmarks": 7_997,
     "examples": 400,
-    "tests": 19_492,
+    "tests": 19_494,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {
