@@ -44,7 +44,17 @@ from ..errors import did_you_mean
 from .collecting import Collector, OnlineConfig, columns, update_in_epochs
 from .language_model import LanguageModel
 from .loop import Resume, Sums
-from .losses import KL_ESTIMATORS, Reduce, kl_estimate, masked_moments, shape_rewards, zero_outside
+from .losses import (
+    KL_ESTIMATORS,
+    Reduce,
+    kl_estimate,
+    masked_moments,
+    ppo_policy_loss,
+    returns_to_go,
+    shape_rewards,
+    unbiased,
+    zero_outside,
+)
 from .policy_agent import PolicyAgent
 from .ppo import sandbox_sizes
 from .rollouts import Rollouts, length_mask, pad_rows, segment_sum, unpad
@@ -214,19 +224,14 @@ def group_advantages(
     return advantages
 
 
-def returns_to_go(token_rewards: Tensor, mask: Tensor, *, reduce: Reduce | None = None) -> Tensor:
-    """Sums of rewards [B, T] from each token on, less their mean and divided by their unbiased standard deviation."""
-    returns = zero_outside(token_rewards, mask).flip(1).cumsum(1).flip(1)
-    mean, spread = unbiased(returns, mask, reduce)
-    return zero_outside((returns - mean) / (spread + 1e-8), mask).to(token_rewards.dtype)
-
-
-def unbiased(values: Tensor, mask: Tensor, reduce: Reduce | None) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased standard deviation over the masked entries of all processes."""
-    mean, variance = masked_moments(values, mask, reduce=reduce)
-    count = mask.sum().to(variance.dtype)
-    count = reduce(count) if reduce else count
-    return mean, (variance * count / (count - 1).clamp(min=1)).sqrt()
+def equal_groups(rewards: Tensor, groups: Tensor) -> Tensor:
+    """[B] bool, whether all rewards [B] of a row's group are the same number."""
+    found, place = torch.unique(groups, return_inverse=True)
+    ends = [
+        rewards.new_zeros(len(found)).scatter_reduce(0, place, rewards, each, include_self=False)[place]
+        for each in ("amin", "amax")
+    ]
+    return ends[0] == ends[1]
 
 
 def group_loss(
@@ -238,12 +243,11 @@ def group_loss(
         whole = segment_sum(log_ratio, lengths)
         whole = whole / lengths.clamp(min=1) if config.ratio == "response_mean" else whole
         log_ratio = whole.repeat_interleave(lengths)
-    ratio, low = log_ratio.exp(), config.clip or math.inf
-    unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + (config.clip_high or low))
-    loss = torch.maximum(unclipped, clipped)
+    clip, even = config.clip or math.inf, torch.zeros_like(log_ratio)
+    loss = ppo_policy_loss(log_ratio, even, advantages, clip=clip, clip_high=config.clip_high)
     if config.dual_clip is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * config.dual_clip), loss)
-    return loss, (loss != unclipped).detach()
+    return loss, (loss != -advantages * log_ratio.exp()).detach()
 
 
 def token_weights(lengths: Tensor, config: GroupPolicyConfig, longest: int, dtype: torch.dtype) -> Tensor:
@@ -379,8 +383,7 @@ class GroupPolicy(PolicyAgent):
             whole = rewards.double().sum(1) if penalty else scores
             own = group_advantages(whole, groups, config, reduce=reduce)
             advantages = zero_outside(own[:, None].expand(mask.shape), mask).to(old.dtype)
-        spread = group_advantages(scores, groups, GRPOConfig())
-        equal = (spread == 0).cpu().numpy() & (config.num_generations > 1)
+        equal = equal_groups(scores, groups).cpu().numpy() & (config.num_generations > 1)
         metrics = self._loop.processes.means(
             {
                 "reward/mean": rewards.sum(1),

@@ -14,6 +14,7 @@ Deviations from the paper and TRL 1.16:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,10 +85,10 @@ class KTO(OfflineAgent):
         unrelated = dict(zip(order, order[1:] + order[:1], strict=True))
         sides = [each.response for each in kept], [kept[unrelated[row]].response for row in range(len(kept))]
         self._good = torch.tensor([each.label for each in kept], device=self.policy.device)
-        labels = "".join("gb"[not each.label] for each in kept)
+        labels = hashlib.sha256(bytes(each.label for each in kept)).hexdigest()
         self._kl, half = 0.0, torch.tensor(0.5, device=self.policy.device)
         self._shares = half, half
-        self._begin([each.instruction for each in kept], sides, out=out, resume=resume, labels=labels)
+        self._begin([each.instruction for each in kept], sides, out=out, resume=resume, labels_sha256=labels)
 
     def updates(self) -> Iterator[dict[str, float]]:
         """Train, one update at a time.

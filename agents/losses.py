@@ -134,17 +134,20 @@ def gae(
     return advantages, advantages + values
 
 
-def ppo_policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
+def ppo_policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip: float = 0.2, clip_high: float | None = None
+) -> Tensor:
     """max(−A ρ, −A clip(ρ, 1 − ε, 1 + ε)) per token, with ρ = exp(log π − log π_old); tensors of one shape, any.
 
-    `clip` is ε > 0; `math.inf` for none. Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7, negated.
+    `clip` is ε > 0; `math.inf` for none. `clip_high` is that above 1 where it is another one.
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7, negated.
     """
-    return torch.maximum(*_surrogates(logprobs, old_logprobs, advantages, clip))
+    return torch.maximum(*_surrogates(logprobs, old_logprobs, advantages, clip, clip_high or clip))
 
 
 def policy_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
     """Where the clip decides `ppo_policy_loss` (its gradient is 0 there); bool."""
-    unclipped, clipped = _surrogates(logprobs.detach(), old_logprobs, advantages, clip)
+    unclipped, clipped = _surrogates(logprobs.detach(), old_logprobs, advantages, clip, clip)
     return clipped > unclipped  # strictly: inside the clip both are equal, and the gradient flows
 
 
@@ -249,6 +252,21 @@ def scale_to_unit_std(x: Tensor, mask: Tensor | None = None, *, reduce: Reduce |
     return zero_outside(_wide(x) / torch.where(std > EPSILON, std, 1.0), mask).to(x.dtype)
 
 
+def returns_to_go(token_rewards: Tensor, mask: Tensor, *, reduce: Reduce | None = None) -> Tensor:
+    """Sums of rewards [B, T] from each token on, less their mean and divided by their unbiased standard deviation."""
+    returns = zero_outside(token_rewards, mask).flip(1).cumsum(1).flip(1)
+    mean, spread = unbiased(returns, mask, reduce)
+    return zero_outside((returns - mean) / (spread + EPSILON), mask).to(token_rewards.dtype)
+
+
+def unbiased(values: Tensor, mask: Tensor, reduce: Reduce | None) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased standard deviation over the masked entries of all processes."""
+    mean, variance = masked_moments(values, mask, reduce=reduce)
+    count = mask.sum().to(variance.dtype)
+    count = reduce(count) if reduce else count
+    return mean, (variance * count / (count - 1).clamp(min=1)).sqrt()
+
+
 def zero_outside(x: Tensor, mask: Tensor | None) -> Tensor:
     """`x`, with 0 where `mask` is False; unlike a product with the mask, this stops NaN."""
     if mask is None:
@@ -268,11 +286,13 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no float64
 
 
-def _surrogates(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def _surrogates(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, low: float, high: float
+) -> tuple[Tensor, Tensor]:
     """(unclipped, clipped) negated surrogate objectives of PPO."""
     check_shapes(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     ratio = (logprobs - old_logprobs).exp()
-    return -advantages * ratio, -advantages * ratio.clamp(1 - clip, 1 + clip)
+    return -advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high)
 
 
 def _squared_errors(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:

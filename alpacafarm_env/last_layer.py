@@ -46,7 +46,7 @@ def last_mlp_for_scores(model: Any, ids: Tensor) -> AbstractContextManager[None]
         return nullcontext()
     numbers = torch.arange(ids.shape[1], device=ids.device)
     last = (numbers * (ids != pad)).argmax(-1)
-    return last_mlp_at(_without_adapters(model), numbers == last[:, None])
+    return last_mlp_at(without_adapters(model), numbers == last[:, None])
 
 
 def pad_before_score(model: Any) -> int | None:
@@ -54,7 +54,7 @@ def pad_before_score(model: Any) -> int | None:
 
     Right of its texts such a model needs no attention mask: no token sees a pad.
     """
-    bare = _without_adapters(model)
+    bare = without_adapters(model)
     shares_rule = isinstance(bare, GenericForSequenceClassification)
     pad: int | None = bare.config.get_text_config().pad_token_id if shares_rule else None
     return pad
@@ -62,7 +62,7 @@ def pad_before_score(model: Any) -> int | None:
 
 def last_layer(model: Any) -> Any:
     """A decoder's last layer; None where it cannot be told which that is, or its `mlp` may look at other positions."""
-    trunk = _without_adapters(model).base_model
+    trunk = without_adapters(model).base_model
     depth = getattr(trunk.config.get_text_config(), "num_hidden_layers", 0)
     stacks = [each for each in trunk.children() if isinstance(each, nn.ModuleList) and len(each) == depth]
     if len(stacks) != 1:
@@ -76,7 +76,8 @@ def last_layer(model: Any) -> Any:
     return stacks[0][-1] if plain and not routed else None
 
 
-def _without_adapters(model: Any) -> Any:
+def without_adapters(model: Any) -> Any:
+    """The model below a `PeftModel`'s adapters; any other as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

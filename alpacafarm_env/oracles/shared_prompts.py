@@ -38,9 +38,9 @@ def shared_start(rows: Sequence[list[int]] | Sequence[tuple[int, ...]]) -> int:
 
 def reads_in_parts(model: Any) -> bool:
     """Whether a sequence classifier is known to read a text's end by a cache of its beginning."""
-    from ..last_layer import pad_before_score
+    from ..last_layer import pad_before_score, without_adapters
 
-    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    bare = without_adapters(model)
     config = bare.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) | {"full_attention"}
     causal = not getattr(config, "use_bidirectional_attention", False)
@@ -53,10 +53,12 @@ def read_once(model: Any, prompt: list[int]) -> Callable[[int], dict[str, Any]]:
     import torch
     from transformers import DynamicCache
 
+    from ..last_layer import without_adapters
+
     if not prompt:
         return lambda num: {"use_cache": False}
     cache: Any = DynamicCache()
-    keyword = cache_keyword(model.get_base_model() if hasattr(model, "get_base_model") else model)
+    keyword = cache_keyword(without_adapters(model))
     model(input_ids=torch.tensor([prompt], device=model.device), use_cache=True, **{keyword: cache})
 
     def inputs(num: int) -> dict[str, Any]:

@@ -19,9 +19,8 @@ from alpacafarm_env.agents.group_policy import (
     RLOOConfig,
     group_advantages,
     group_sums,
-    returns_to_go,
 )
-from alpacafarm_env.agents.losses import place_scores
+from alpacafarm_env.agents.losses import place_scores, returns_to_go
 from alpacafarm_env.agents.rollouts import length_mask, unpad
 
 pytestmark = pytest.mark.filterwarnings("default")  # of other libraries'

@@ -17,12 +17,12 @@ from alpacafarm_env.agents.group_policy import (
     GSPOConfig,
     ReinforcePPConfig,
     RLOOConfig,
+    equal_groups,
     group_advantages,
     group_loss,
     group_sums,
-    returns_to_go,
 )
-from alpacafarm_env.agents.losses import place_scores
+from alpacafarm_env.agents.losses import place_scores, returns_to_go
 from alpacafarm_env.agents.rollouts import length_mask
 
 METHODS = (GRPOConfig, DrGRPOConfig, DAPOConfig, GSPOConfig, RLOOConfig, ReinforcePPConfig)
@@ -82,6 +82,12 @@ def test_equal_rewards_and_groups_of_one_teach_nothing() -> None:
     for config in (GRPOConfig(), DrGRPOConfig(), RLOOConfig(), RLOOConfig(scale="group")):
         advantages = group_advantages(torch.tensor([0.1, 0.1, 0.1, 3.0], dtype=torch.float64), groups, config)
         assert advantages.abs().max() < 1e-9
+
+
+def test_equal_rewards_are_told_although_their_mean_is_rounded() -> None:
+    rewards, groups = torch.tensor([0.1, 0.1, 0.1, 0.3, 0.3, 0.1]).double(), torch.tensor([0, 0, 0, 4, 4, 4])
+    assert (rewards[:3].mean() - 0.1).abs() > 0  # why differences from it do not tell
+    assert equal_groups(rewards, groups).tolist() == [True] * 3 + [False] * 3
 
 
 def small(kind: type[GroupPolicyConfig], **changes: object) -> GroupPolicyConfig:
