@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
 from itertools import chain
+from operator import itemgetter
 from pathlib import PurePath
 from typing import Any
 
@@ -30,8 +31,11 @@ from .policy_agent import PolicyConfig, fitting
 from .processes import Processes, judge_together
 from .prompts import prompt_lengths
 from .rollouts import Rollouts, length_mask, pad_rows
-from .settings import Count, Positive
+from .settings import Count, Natural, Positive
+from .tracking import without_nan
 
+Round = tuple[Rollouts, Tensor, dict[str, Tensor]]
+"""Responses, their rewards (NaN: unscored) and what the environment reports of each."""
 DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and round)"}
 """Noted down by runs that draw as here. A run with other draws is not continued."""
 
@@ -55,6 +59,8 @@ class OnlineConfig(PolicyConfig):
     sampling_batch_size: Count | None = None
     """Most responses sampled at once: memory and speed only, results differ by rounding. None: 256 on a CPU, what fits
     into the free memory on a GPU (set a number there for runs that are to be repeated in every bit)."""
+    keep_rollouts: Natural = 64
+    """Responses of a step, the first, that are kept in the run's rollouts.jsonl.gz; 0: none."""
     adam_eps: float = 1e-5
 
 
@@ -154,6 +160,7 @@ class Collector:
             raise UnscoredError(f"Step {step}: none of {counts['all']:.0f} responses has a score to learn from.")
         rollouts = Rollouts.cat([responses for responses, _, _ in rounds])[scored.to(self._policy.device)]
         infos = [info for _, _, info in rounds]
+        loop.rollouts = self._kept(loop, begins, rounds)
         metrics = processes.means(
             {
                 "score/mean": rewards,
@@ -167,7 +174,20 @@ class Collector:
         metrics["score/std"] = float(masked_moments(rewards, scored, reduce=processes.reduce)[1].sqrt())
         return rollouts, rewards[scored].to(self._policy.device), rows[scored.numpy()], metrics
 
-    def _round(self, loop: Loop, seed: int, uniforms: Tensor) -> tuple[Rollouts, Tensor, dict[str, Tensor]]:
+    def _kept(self, loop: Loop, begins: Sequence[int], rounds: Sequence[Round]) -> list[dict[str, Any]]:
+        """The first responses of a step as rollouts.jsonl.gz holds them, by their numbers; of all processes."""
+        own = []
+        for begin, (responses, rewards, info) in zip(begins, rounds, strict=True):
+            for row in range(min(len(responses), max(0, self._config.keep_rollouts - begin))):
+                texts = {"instruction": str(responses.instructions[row]), "response": responses.texts[row]}
+                numbers = without_nan({"score": float(rewards[row]), "tokens": int(responses.lengths[row])})
+                told = {name.removeprefix("info/"): float(column[row]) for name, column in info.items()}
+                ended = {"finished": bool(responses.finished[row]), "info": without_nan(told)}
+                own.append((begin + row, {**texts, **numbers, **ended}))
+        gathered = chain.from_iterable(loop.processes.gather(own))
+        return [row for _, row in sorted(gathered, key=itemgetter(0))]
+
+    def _round(self, loop: Loop, seed: int, uniforms: Tensor) -> Round:
         """One pass through the environment: responses, rewards (NaN: unscored) and what the environment reports."""
         # Slot i draws from seed + i, so the slots of all rounds and processes count on from one number.
         base = self._env.unwrapped
@@ -310,12 +330,12 @@ def _named(spec: Any) -> Any:
 
 
 def _float_columns(info: Mapping[str, Any], prefix: str = "info/") -> dict[str, Tensor]:
-    """The floats that an environment reports of each response, and the responses' lengths, without absent entries."""
+    """The floats that an environment reports of each response, and the responses' lengths; NaN for absent entries."""
     columns: dict[str, Tensor] = {}
     for key, values in info.items():
         if isinstance(values, Mapping):
             columns |= _float_columns(values, f"{prefix}{key}/")
         elif isinstance(values, np.ndarray) and (values.dtype.kind == "f" or key == "response_length"):
             present = info.get(f"_{key}", np.ones(len(values), dtype=bool))
-            columns[prefix + key] = torch.from_numpy(values[present].astype(np.float64))
+            columns[prefix + key] = torch.from_numpy(np.where(present, values, math.nan).astype(np.float64))
     return columns

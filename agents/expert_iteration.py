@@ -47,9 +47,9 @@ from .loop import Resume
 from .policy_agent import PolicyAgent, PolicyConfig, fitting
 from .precision import Precision
 from .processes import Processes, settled
-from .settings import FREE_TO_CHANGE, Count, Positive, TrainingConfig
+from .settings import FREE_TO_CHANGE, Count, Natural, Positive, TrainingConfig
 from .sft import SFT, Imitation, SFTConfig
-from .tracking import append_line, without_nan
+from .tracking import ROLLOUTS, append_line, append_rollouts, without_nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,8 @@ class ExpertIterationConfig(PolicyConfig):
     """Instructions sampled and stored in one step: a killed run loses at most that many."""
     sample_batch_size: Count = 256
     """Rows decoded together: memory and speed only."""
+    keep_rollouts: Natural = 64
+    """Best responses of a step, the first, that are kept in the run's rollouts.jsonl.gz; 0: none."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     """Settings of the fine-tuning of each round."""
 
@@ -94,7 +96,7 @@ class ExpertIterationConfig(PolicyConfig):
         return cls(num_instructions=5000, max_response_tokens=64, sft=sft)
 
 
-FREE = frozenset({"sample_batch_size", "act_temperature", "num_processes"})
+FREE = frozenset({"sample_batch_size", "keep_rollouts", "act_temperature", "num_processes"})
 """Settings that a resumed run may change: they do not decide what is learned. Of `sft`: `settings.FREE_TO_CHANGE`."""
 
 
@@ -162,7 +164,7 @@ class ExpertIteration(PolicyAgent):
         with self._processes.together(lambda: checkpoints.claim_metrics(place, self._length)):
             while self._round <= self.config.num_rounds:
                 while len(self._best) < len(self.instructions):
-                    yield self._done(self._sample())
+                    yield self._done(*self._sample())
                 if self._sft is None:
                     self._sft = self._begin_sft()
                 for metrics in self._sft.updates():
@@ -195,8 +197,8 @@ class ExpertIteration(PolicyAgent):
         if self._sft is not None:
             self._sft._loop.keep()
 
-    def _sample(self) -> dict[str, float]:
-        """Sample, score and store the next chunk of the round; its metrics."""
+    def _sample(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Sample, score and store the next chunk of the round; its metrics and best responses."""
         first, processes, config = len(self._best), self._processes, self.config
         chunk = range(len(self.instructions))[first : first + config.instructions_per_step]
         mine = chunk[processes.rank :: processes.count]
@@ -227,7 +229,7 @@ class ExpertIteration(PolicyAgent):
                         checkpoints.flush(path)
             processes.wait()
         self._best += rows
-        return metrics
+        return metrics, rows
 
     def _begin_sft(self) -> SFT:
         """The round's SFT on its best responses, as far as its folder has come; the steps it has made count as done."""
@@ -282,7 +284,7 @@ class ExpertIteration(PolicyAgent):
         return stored
 
     def _begin(self, out: Path, identity: Mapping[str, Any] | None) -> AbstractContextManager[object]:
-        """Claim the folder, note what decides the run if it is new, and begin metrics.jsonl anew."""
+        """Claim the folder, note what decides the run if it is new, and begin metrics.jsonl and `ROLLOUTS` anew."""
         if not self._processes.is_main:
             return nullcontext()
         held = claim(out, "a training run")
@@ -292,6 +294,7 @@ class ExpertIteration(PolicyAgent):
         for draft in out.glob("round-*/.chunk-*"):
             draft.unlink()
         (out / "metrics.jsonl").write_bytes(b"")
+        (out / ROLLOUTS).unlink(missing_ok=True)
         return held
 
     def _restore(self) -> None:
@@ -306,7 +309,7 @@ class ExpertIteration(PolicyAgent):
                 except CheckpointError as error:
                     raise CheckpointError(f"{error} Remove the file: its samples are drawn again.") from error
                 self._best += chunk["best"]
-                self._done(chunk["metrics"])
+                self._done(chunk["metrics"], chunk["best"])
             if not checkpoints.steps(self._round_folder() / "sft"):
                 return
             self._sft = self._begin_sft()
@@ -314,12 +317,13 @@ class ExpertIteration(PolicyAgent):
                 return
             self._next_round()
 
-    def _done(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Count a step and write its metrics down."""
+    def _done(self, metrics: Mapping[str, float], best: Sequence[Mapping[str, Any]] = ()) -> dict[str, float]:
+        """Count a step and write its metrics down, and of a chunk of sampling the first of the best responses."""
         self._num_done += 1
         metrics = {**metrics, "step": self.step, "round": self._round}
         if self.out is not None and self._processes.is_main:
             row = without_nan({"step": self.step, "round": self._round, **metrics})
+            append_rollouts(self.out, self.step, [rollout_of(each) for each in best[: self.config.keep_rollouts]])
             self._length = append_line(self.out / "metrics.jsonl", row)
         return metrics
 
@@ -363,6 +367,13 @@ class ExpertIteration(PolicyAgent):
             "num_processes": self._processes.count,
             **({"left_out": self.num_left_out} if self.num_left_out else {}),
         }
+
+
+def rollout_of(best: Mapping[str, Any]) -> dict[str, Any]:
+    """A best response as rollouts.jsonl.gz holds it."""
+    instruction = str(Instruction(best["instruction"], best["input"]))
+    told = {"response": best["response"], "score": best["reward"], "finished": best["finished"]}
+    return {"instruction": instruction, **told, "info": {"mean_reward": best["mean_reward"]}}
 
 
 def round_seed(seed: int, number: int, purpose: str) -> int:

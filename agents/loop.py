@@ -46,7 +46,7 @@ from .processes import Processes, float32_matmuls, settled
 from .rollouts import micro_batches
 from .settings import FREE_TO_CHANGE, TrainingConfig, schedule_factor
 from .sharding import full, local, make_shards
-from .tracking import RunLog
+from .tracking import ROLLOUTS, RunLog
 
 Sums = Callable[[Tensor], dict[str, Tensor] | Iterator[dict[str, Tensor]]]
 """Row numbers of a micro-batch -> sums over its real items; "loss" is differentiated, all are reported as means.
@@ -89,6 +89,7 @@ class Loop:
         parameters: By name, what the optimizer moves: trained parameters, or their masters if they are below float32.
         micro_batch_tokens: Those of the config, or fewer once it is measured that they do not fit.
         seconds: Those of each part of the last step.
+        rollouts: Responses of the step that are to be kept, JSON-able; `log` writes them.
         peaks: Where a caller puts a dict here, the highest memory in use by each part of a step, in bytes.
         probe: By which `micro_batch_tokens` was fitted to the memory before the first step.
         state: JSON-able floats of the agent that change while training (e.g. a KL coefficient); checkpointed.
@@ -139,6 +140,7 @@ class Loop:
             keep_freed_memory()
         self.seconds: dict[str, float] = {}
         self.peaks: dict[str, int] | None = None
+        self.rollouts: Sequence[Mapping[str, Any]] = ()
         self.probe: Probe | None = None
         self._kept = 0  # the step of the newest checkpoint
         self._write, self._read, self._largest, self.label = write, read, largest, label
@@ -160,8 +162,8 @@ class Loop:
             self._optimizer = Optimizer(trained(modules), config)
         self.parameters = self._optimizer.parameters
         if out is not None:
-            metrics_bytes = 0 if folder is None else self.processes.together(lambda: self._restore(folder))
-            self.processes.together(lambda: self._continue(out, metrics_bytes))
+            lengths = (0, 0) if folder is None else self.processes.together(lambda: self._restore(folder))
+            self.processes.together(lambda: self._continue(out, *lengths))
 
     def cut(self, total_lengths: Sequence[int] | Tensor) -> list[Tensor]:
         """Micro-batches of rows of so many tokens each."""
@@ -274,7 +276,7 @@ class Loop:
         self.step += 1
         if self._log is not None:
             seconds = {"seconds": perf_counter() - self._began, **self.seconds}
-            self._log.write(metrics, {**seconds, "peak_gb": self.memory.peak() / GB})
+            self._log.write(metrics, {**seconds, "peak_gb": self.memory.peak() / GB}, self.rollouts)
         due = self.config.save_every and self.step % self.config.save_every == 0
         if due or self.step == self.total:
             self.save()
@@ -342,9 +344,9 @@ class Loop:
             return
         checkpoints.write_json(folder / "config.json", self._identity)
         assert self.out is not None
-        length = checkpoints.flushed_length(self.out / "metrics.jsonl")
-        state = {"step": self.step, "metrics_bytes": length, "agent": self.state, "version": __version__}
-        checkpoints.write_json(folder / "state.json", state)
+        length, kept = (checkpoints.flushed_length(self.out / name) for name in ("metrics.jsonl", ROLLOUTS))
+        state = {"step": self.step, "metrics_bytes": length, "rollouts_bytes": kept, "agent": self.state}
+        checkpoints.write_json(folder / "state.json", {**state, "version": __version__})
 
     def _open(self, out: Path, resume: Resume) -> Path | None:
         """The checkpoint to continue, whose weights are read; None to begin."""
@@ -365,12 +367,14 @@ class Loop:
             raise CheckpointError(f"{out} holds checkpoints, {why}. Take another folder, or remove them to start over.")
         return folder
 
-    def _continue(self, out: Path, metrics_bytes: int) -> None:
+    def _continue(self, out: Path, metrics_bytes: int, rollouts_bytes: int) -> None:
         """Put the run's files back to where the checkpoint left them."""
         if not self.processes.is_main:
             return
         with claim(out, "a training run"):
             checkpoints.cut_metrics(out / "metrics.jsonl", metrics_bytes)
+            if (rollouts := out / ROLLOUTS).exists():  # a sample for readers, and nothing that a run needs
+                checkpoints.cut_metrics(rollouts, min(rollouts_bytes, rollouts.stat().st_size))
             checkpoints.remove_leftovers(out, step=self.step)
         self._log = RunLog(out, length=metrics_bytes)
 
@@ -378,11 +382,11 @@ class Loop:
         checkpoints.compare(folder / "config.json", self._identity, free=FREE_TO_CHANGE)
         self._read(folder)
 
-    def _restore(self, folder: Path) -> int:
-        """Read the rest of a checkpoint; returns how long metrics.jsonl was."""
+    def _restore(self, folder: Path) -> tuple[int, int]:
+        """Read the rest of a checkpoint; returns how long metrics.jsonl and the kept rollouts were."""
         state = checkpoints.read_json(folder / "state.json")
         self._optimizer.load(folder)
         with reading(folder, "the state of a run in state.json"):
             self.step = self._kept = int(state["step"])
             self.state = dict(state["agent"])
-            return int(state["metrics_bytes"])
+            return int(state["metrics_bytes"]), int(state.get("rollouts_bytes", 0))

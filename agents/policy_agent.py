@@ -198,7 +198,8 @@ class PolicyAgent(Trainer, PolicyActor):
       it is the reference of those that have one.
     - `config`: settings; those of `paper()` are the source's, those of `sandbox()` suit two CPU cores.
     - `seed`: keys every draw by step, so that a resumed run makes the same ones.
-    - `out`: the folder for metrics.jsonl, timing.jsonl and checkpoints; None keeps nothing.
+    - `out`: the folder for metrics.jsonl, timing.jsonl, checkpoints and rollouts.jsonl.gz, some of what an agent that
+      samples has sampled in each step; None keeps nothing.
     - `resume`: "auto" continues the newest checkpoint of `out`, "never" refuses a folder that has one.
 
     Examples whose prompts are too long for the policy are left out, with a warning (`num_left_out`).

@@ -89,7 +89,7 @@ class TrainingConfig(Settings):
 
 
 FREE_TO_CHANGE = frozenset(
-    {"save_every", "keep_checkpoints", "num_processes", "num_envs", "sharding"}
+    {"save_every", "keep_checkpoints", "keep_rollouts", "num_processes", "num_envs", "sharding"}
     | {"micro_batch_tokens", "sampling_batch_size", "gradient_checkpointing", "tf32"}
 )
 """Settings that a resumed run may change: what is kept, what fits into memory and how fast, not what is learned."""

@@ -1,5 +1,6 @@
 """Who learns of a run's metrics: the files that grow with its steps, trackers and a callback."""
 
+import gzip
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +27,12 @@ Trackers: TypeAlias = str | GeneralTracker | Sequence[str | GeneralTracker]
 """One or more: accelerate's names, such as "wandb", "trackio", "mlflow" and "comet_ml", or trackers of one's own."""
 
 
+ROLLOUTS: Final = "rollouts.jsonl.gz"
+"""Some responses of each step of a run, a line each."""
+
+
 class RunLog:
-    """Appends a line a step to metrics.jsonl and timing.jsonl in `out`.
+    """Appends a line a step to metrics.jsonl and timing.jsonl in `out`, and responses to `ROLLOUTS`.
 
     Attributes:
         length: Bytes of metrics.jsonl as this run has left it.
@@ -36,9 +41,12 @@ class RunLog:
     def __init__(self, out: Path, *, length: int) -> None:
         self.out, self.length = out, length
 
-    def write(self, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
-        """One step: its metrics, its seconds and those of its parts."""
+    def write(
+        self, metrics: Mapping[str, float], seconds: Mapping[str, float], rollouts: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """One step: its metrics, its seconds and those of its parts, and some of its responses."""
         with writing(self.out):
+            append_rollouts(self.out, int(metrics["step"]), rollouts)  # before the metrics that they are of
             self.length = append_line(self.out / "metrics.jsonl", without_nan(metrics))
             rounded = {name: round(value, 4) for name, value in seconds.items()}
             append_line(self.out / "timing.jsonl", {"step": metrics["step"], **rounded})
@@ -49,6 +57,14 @@ def append_line(path: Path, row: Mapping[str, Any]) -> int:
     with path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
         return file.tell()
+
+
+def append_rollouts(out: Path, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
+    """Append a step's responses to a run's `ROLLOUTS`: gzip members behind each other are one file."""
+    if rollouts:
+        lines = "".join(json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rollouts)
+        with (out / ROLLOUTS).open("ab") as file:
+            file.write(gzip.compress(lines.encode(), mtime=0))
 
 
 def without_nan(metrics: Mapping[str, Any]) -> dict[str, Any]:

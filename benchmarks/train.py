@@ -102,6 +102,8 @@ class TrainOptions(ModelOptions):
     """Responses that expert iteration samples at once."""
     num_instructions: Count | None = None
     """Instructions that expert iteration learns from."""
+    keep_rollouts: Annotated[int, pydantic.Field(ge=0)] | None = None
+    """Responses of a step that are kept in the run's rollouts.jsonl.gz, to be looked at later; 0: none. Default: 64."""
     dtype: Dtype | None = None
     """Type of the policy's weights. Adapters are trained in float32; all weights (--lora 0) by float32 masters."""
     reward_dtype: Dtype | None = None

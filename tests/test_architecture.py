@@ -24,11 +24,11 @@ MAY_IMPORT = {
 }
 BUDGETS = {
     "alpacafarm_env": 9_213,
-    "agents": 5_263,
-    "wrappers": 110,
-    "benchmarks": 7_997,
+    "agents": 5_296,
+    "wrappers": 108,
+    "benchmarks": 7_999,
     "examples": 400,
-    "tests": 19_498,
+    "tests": 19_512,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

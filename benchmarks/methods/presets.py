@@ -118,6 +118,7 @@ OPTIONS = {"steps": "total_steps", "sampling_batch": "sampling_batch_size"} | {
     for name in (
         *("epochs", "learning_rate", "num_instructions", "rollout_batch_size", "minibatch_size", "batch_size"),
         *("sample_batch_size", "micro_batch_tokens", "precision", "gradient_checkpointing", "sharding", "value"),
+        "keep_rollouts",
     )
 }
 """Option -> the field of a config that it sets."""

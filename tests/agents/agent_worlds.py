@@ -101,9 +101,8 @@ def read(out: Path, number: int = 1) -> list[dict[str, Any]]:
 
 def files(out: Path) -> dict[str, bytes]:
     """Everything a run leaves that sampling and training decide."""
-    kept = [
-        path for path in out.rglob("*") if path.suffix in (".safetensors", ".jsonl") and path.name != "timing.jsonl"
-    ]
+    kinds = (".safetensors", ".jsonl", ".gz")
+    kept = [path for path in out.rglob("*") if path.suffix in kinds and path.name != "timing.jsonl"]
     return {str(path.relative_to(out)): path.read_bytes() for path in kept}
 
 

@@ -20,6 +20,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny_worlds import TEMPLATE, TEXTS, build_llama, build_tokenizer, finish, start_world
 
 from alpacafarm_env.agents.language_model import LanguageModel
+from alpacafarm_env.agents.tracking import ROLLOUTS
+from alpacafarm_env.data.files import read_records
 from alpacafarm_env.errors import TrackerError, UnknownNameError
 
 TRAINED = [name for name in ACTORS if name != "best_of_n"]
@@ -109,6 +111,21 @@ def test_a_run_stopped_one_step_beyond_a_checkpoint_leaves_the_files_of_a_whole_
     assert {Path(name).name for name in both} == {Path(name).name for name in second} != set()
 
 
+def test_some_responses_of_each_step_are_kept_as_they_were_scored(policies: list[Path], tmp_path: Path) -> None:
+    for number in (3, 0):
+        out = tmp_path / str(number)
+        metrics = list(RUNS["ppo"](policies[0], out, keep_rollouts=number).updates())
+        rows: list[Any] = read_records(out / ROLLOUTS) if number else []
+        assert [row["step"] for row in rows] == [step["step"] for step in metrics for _ in range(number)]
+        assert all({"instruction", "response", "score", "tokens", "finished", "info"} <= row.keys() for row in rows)
+        assert (out / ROLLOUTS).exists() == bool(number)
+    whole = list(RUNS["ppo"](policies[0], tmp_path / "whole").updates())
+    kept: list[Any] = read_records(tmp_path / "whole" / ROLLOUTS)
+    for metrics in whole:  # fewer than 64 in a step: all of them
+        scores = [row["score"] for row in kept if row["step"] == metrics["step"]]
+        assert np.mean(scores) == pytest.approx(metrics["score/mean"])
+
+
 @pytest.fixture(scope="module")
 def world(policies: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[BaseProcess], Path]:
     """Two processes that train every agent, then disagree, and where they write."""
@@ -151,6 +168,8 @@ def check_same_training(one: Path, two: Path, *, atol: float) -> None:
     """Two runs say and leave the same, weights within `atol`."""
     named = {path.relative_to(one) for path in one.rglob("*") if path.name in ("metrics.jsonl", "model.safetensors")}
     assert {path.suffix for path in named} == {".jsonl", ".safetensors"}
+    rollouts = [[row["response"] for row in read_records(path)] for path in sorted(one.glob(ROLLOUTS))]
+    assert [[row["response"] for row in read_records(path)] for path in sorted(two.glob(ROLLOUTS))] == rollouts
     for path in named:
         if path.suffix == ".jsonl":
             lines = [[json.loads(line) for line in (run / path).read_text().splitlines()] for run in (two, one)]
