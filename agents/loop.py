@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from .. import __version__
 from ..errors import CheckpointError
 from ..folders import claim
+from ..monitors.runs import ROLLOUTS
 from ..pretrained import reading
 from ..seeding import keyed_rng
 from . import checkpoints
@@ -46,7 +47,7 @@ from .processes import Processes, float32_matmuls, settled
 from .rollouts import micro_batches
 from .settings import FREE_TO_CHANGE, TrainingConfig, schedule_factor
 from .sharding import full, local, make_shards
-from .tracking import ROLLOUTS, RunLog
+from .tracking import RunLog
 
 Sums = Callable[[Tensor], dict[str, Tensor] | Iterator[dict[str, Tensor]]]
 """Row numbers of a micro-batch -> sums over its real items; "loss" is differentiated, all are reported as means.

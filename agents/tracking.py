@@ -1,6 +1,5 @@
 """Who learns of a run's metrics: the files that grow with its steps, trackers and a callback."""
 
-import gzip
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_availa
 
 from ..arguments import match_name
 from ..errors import TrackerError
+from ..monitors.runs import append_rollouts
 from .checkpoints import writing
 from .processes import Processes
 
@@ -25,10 +25,6 @@ Callback = Callable[[dict[str, float]], object]
 """Is given a step's metrics; answers False to stop there."""
 Trackers: TypeAlias = str | GeneralTracker | Sequence[str | GeneralTracker]
 """One or more: accelerate's names, such as "wandb", "trackio", "mlflow" and "comet_ml", or trackers of one's own."""
-
-
-ROLLOUTS: Final = "rollouts.jsonl.gz"
-"""Some responses of each step of a run, a line each."""
 
 
 class RunLog:
@@ -57,14 +53,6 @@ def append_line(path: Path, row: Mapping[str, Any]) -> int:
     with path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
         return file.tell()
-
-
-def append_rollouts(out: Path, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
-    """Append a step's responses to a run's `ROLLOUTS`: gzip members behind each other are one file."""
-    if rollouts:
-        lines = "".join(json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rollouts)
-        with (out / ROLLOUTS).open("ab") as file:
-            file.write(gzip.compress(lines.encode(), mtime=0))
 
 
 def without_nan(metrics: Mapping[str, Any]) -> dict[str, Any]:

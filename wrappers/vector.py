@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from .audit import Audited
 from .rewards import Annotated, Ensemble, Gold, Reported, Scored, Surrogate, Won
 
-__all__ = ["AddScore", "AnnotatorReward", "EnsembleReward", "GoldReward", "SurrogateReward", "WinRateReward"]
+__all__ = [
+    "AddScore",
+    "AnnotatorReward",
+    "EnsembleReward",
+    "GoldReward",
+    "RewardAudit",
+    "SurrogateReward",
+    "WinRateReward",
+]
 
 
 if TYPE_CHECKING:
@@ -50,3 +59,7 @@ class GoldReward(Gold, _Vector):
 
 class AddScore(Reported, _Vector):
     """Reports a second oracle's score in `infos`; see `alpacafarm_env.wrappers.AddScore`."""
+
+
+class RewardAudit(Audited, _Vector):
+    """Reports what a reward is worth by others in `infos`; see `alpacafarm_env.wrappers.RewardAudit`."""

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium as gym
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 Judge = Callable[["RewardOracle", Sequence[Instruction], Sequence[str]], Verdicts]
 """Asks an oracle about a batch, as `oracles.base.judge` does."""
+
+Audit = Callable[[Sequence[Instruction], Sequence[str], Verdicts, Judge], Mapping[str, NDArray[Any]]]
+"""Is given a batch, what the deciding oracle says of it, and by whom to ask; returns info of each response."""
 
 ON_UNSCORED: Final = ("raise", "truncate")
 
@@ -81,6 +85,7 @@ class Scoring:
         self._episodes: dict[int, Episode] = {}  # by slot; stays empty without a render mode
         self._deciding: RewardOracle | None = None
         self._observers: dict[str, RewardOracle] = {}
+        self._audits: list[Audit] = []
         self._judge: Judge = judge
 
     @property
@@ -158,6 +163,15 @@ class Scoring:
             del self._observers[key]
 
     @contextmanager
+    def audited_by(self, audit: "Audit") -> Iterator[None]:
+        """While this context is open, every step also reports what `audit` says of its batch. The reward stays."""
+        self._audits.append(audit)
+        try:
+            yield
+        finally:
+            self._audits.remove(audit)
+
+    @contextmanager
     def asking_by(self, ask: "Judge") -> Iterator[None]:
         """While this context is open, oracles are asked by `ask` instead of `oracles.base.judge`."""
         before, self._judge = self._judge, ask
@@ -191,7 +205,8 @@ class Scoring:
         for key, observer in self._observers.items():
             scores = verdicts.scores if observer is oracle else self._judge(observer, instructions, responses).scores
             columns[key] = column(scores)
-        for key, values in verdicts.details.items():
+        audits = [audit(instructions, responses, verdicts, self._judge) for audit in self._audits]
+        for key, values in chain(verdicts.details.items(), *(told.items() for told in audits)):
             if key in columns or key in RESERVED_KEYS or key.startswith("_"):
                 raise ValueError(f"Oracle {oracle.name!r} reports a detail under {key!r}, an info key that is taken.")
             columns[key] = column(values)

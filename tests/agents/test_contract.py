@@ -20,9 +20,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny_worlds import TEMPLATE, TEXTS, build_llama, build_tokenizer, finish, start_world
 
 from alpacafarm_env.agents.language_model import LanguageModel
-from alpacafarm_env.agents.tracking import ROLLOUTS
 from alpacafarm_env.data.files import read_records
 from alpacafarm_env.errors import TrackerError, UnknownNameError
+from alpacafarm_env.monitors.runs import ROLLOUTS
 
 TRAINED = [name for name in ACTORS if name != "best_of_n"]
 GREEDY = [name for name in TRAINED if name not in ("expert_iteration", "reinforce")]

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 from tiny_worlds import build_llama, build_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from alpacafarm_env import sandbox
 from alpacafarm_env.agents import DPO, DPOConfig, LanguageModel, RewardModeling, RewardModelingConfig
 from alpacafarm_env.cli.export import export_split
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.data.files import write_records
+from alpacafarm_env.integrations import prompts, reward_function
+from alpacafarm_env.monitors import Detector, Monitor, OveroptimizationWarning
 from alpacafarm_env.templates import PromptTemplate
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
@@ -84,3 +88,22 @@ def test_dpos_first_step_is_ours(tmp_path: Path, pairs: tuple[Any, Any]) -> None
     assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
     assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
     assert abs(ours["loss"] - 0.6931) > 0.01
+
+
+def test_a_monitor_warns_and_stops_trls_grpo(tmp_path: Path) -> None:
+    always = Detector({"distance": 0.0}, {"distance": 1.0}, {"distance": 1.0}, intercept=0.0, threshold=-1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_pretrained(sandbox.POLICY)
+        tokenizer = AutoTokenizer.from_pretrained(sandbox.POLICY)
+    # The user's own lines:
+    args = trl.GRPOConfig(str(tmp_path), max_steps=4, num_generations=4, per_device_train_batch_size=4, beta=0.04,
+                          max_completion_length=16, logging_steps=1, use_cpu=True, bf16=False, report_to="none",
+                          save_strategy="no", disable_tqdm=True)  # fmt: skip
+    monitor = Monitor(always, action="stop")
+    trainer = trl.GRPOTrainer(model, reward_function("surrogate"), args, prompts("unlabeled"),
+                              processing_class=tokenizer, callbacks=[monitor.for_trl()])  # fmt: skip
+    with pytest.warns(OveroptimizationWarning):
+        trainer.train()
+    assert monitor.warned == trainer.state.global_step == 1
+    assert {"score/mean", "score/std", "tokens/mean", "finished", "kl/k1", "entropy"} <= monitor._metrics[0].keys()

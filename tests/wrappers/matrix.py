@@ -127,6 +127,7 @@ OURS = {
     "WinRateReward": Case({}, "reward"),
     "GoldReward": Case({}, "reward"),
     "AddScore": Case(),
+    "RewardAudit": Case({"seconds": {"other": "constant"}}),
 }
 CASES = {"single": SINGLE, "batched": BATCHED}
 

@@ -14,7 +14,10 @@ from alpacafarm_env.errors import DataError, UnknownNameError
 from alpacafarm_env.oracles import Constant
 from alpacafarm_env.wrappers import vector
 
-NAMES = ("SurrogateReward", "EnsembleReward", "AnnotatorReward", "WinRateReward", "GoldReward", "AddScore")
+NAMES = (
+    *("SurrogateReward", "EnsembleReward", "AnnotatorReward", "WinRateReward", "GoldReward", "AddScore"),
+    "RewardAudit",
+)
 REQUIRED = {"EnsembleReward": {"oracles": ["constant"]}}
 
 

@@ -1,0 +1,126 @@
+"""A detector: the log-odds that gold has passed its peak, by a step's signals, fitted on runs whose gold is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bases import read_json
+from ..data.files import write_atomic
+from ..errors import CheckpointError
+from .signals import SIGNALS, Array, signals
+
+Metrics = Sequence[Mapping[str, Any]]
+Past = NDArray[np.bool_]
+"""[K] of a run's K steps: whether gold has passed its peak and fallen."""
+PENALTY: Final = 1.0
+"""Weight of the ridge on standardised signals."""
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A logistic regression on standardised signals. One that a run lacks counts as the mean of the runs fitted on.
+
+    Attributes:
+        means, scales, weights: By signal.
+        intercept: In log-odds.
+        threshold: Log-odds above which a step is warned of.
+        facts: What it was fitted on, and how well it did, for readers.
+    """
+
+    means: Mapping[str, float]
+    scales: Mapping[str, float]
+    weights: Mapping[str, float]
+    intercept: float
+    threshold: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def fit(
+        cls,
+        runs: Sequence[Metrics],
+        past: Sequence[Past],
+        *,
+        names: Sequence[str] = tuple(SIGNALS),
+        false_alarms: float = 0.05,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Fits a detector on runs whose gold is known, by `past`; each run counts the same, however long it is.
+
+        The threshold lets it warn wrongly, of a run without a fall or before the fall of another, in a share of
+        `false_alarms` of the runs. Needs scikit-learn: `pip install "alpacafarm-env[recorded]"`.
+
+        Raises:
+            ValueError: There are no steps of one of the two kinds.
+        """
+        from sklearn.linear_model import LogisticRegression
+
+        if len({bool(each) for own in past for each in own}) < 2:
+            raise ValueError("Expected runs with steps before and after gold's fall, got one kind alone.")
+        tables = [table_of(run, names) for run in runs]
+        joined, labels = np.concatenate(tables), np.concatenate(list(past))
+        shares = np.concatenate([np.full(len(own), 1 / len(own)) for own in past])
+        means = np.nan_to_num(_nanmean(joined, shares))
+        scales = np.sqrt(np.nan_to_num(_nanmean((joined - means) ** 2, shares)))
+        scales[scales == 0] = 1.0
+        # Both kinds weigh the same: how often runs fall is the study's choice, and no fact about others' runs.
+        model = LogisticRegression(C=1 / PENALTY, class_weight="balanced", max_iter=1000)
+        model.fit(np.nan_to_num((joined - means) / scales), labels, sample_weight=shares * len(runs))
+        columns = [dict(zip(names, each.tolist(), strict=True)) for each in (means, scales, model.coef_[0])]
+        found = cls(columns[0], columns[1], columns[2], float(model.intercept_[0]), np.inf, facts or {})
+        highest = [_highest(found.scores(run), own) for run, own in zip(runs, past, strict=True)]
+        return replace(found, threshold=float(np.quantile(highest, 1 - false_alarms)))
+
+    def scores(self, metrics: Metrics) -> Array:
+        """The log-odds [K] at each step that gold has passed its peak, by the steps up to it."""
+        names = list(self.weights)
+        means, scales, weights = (np.array([each[name] for name in names]) for each in self._columns)
+        standard = np.nan_to_num((table_of(metrics, names) - means) / scales)
+        return np.asarray(standard @ weights + self.intercept, dtype=np.float64)
+
+    def parts(self, metrics: Metrics) -> dict[str, float]:
+        """What each signal adds to the last step's log-odds, the most first."""
+        found = {name: values[-1] for name, values in signals(metrics).items() if name in self.weights}
+        parts = {
+            name: self.weights[name] * (value - self.means[name]) / self.scales[name] for name, value in found.items()
+        }
+        return dict(sorted(((n, float(v)) for n, v in parts.items() if v == v), key=lambda item: -item[1]))
+
+    def save(self, path: str | Path) -> None:
+        """Writes it as JSON."""
+        write_atomic(Path(path), json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads what `save` wrote; CheckpointError if that is something else."""
+        try:
+            return cls(**read_json(Path(path)))
+        except TypeError as error:
+            raise CheckpointError(f"{path}: expected a detector as `Detector.save` writes it ({error}).") from error
+
+    @property
+    def _columns(self) -> tuple[Mapping[str, float], ...]:
+        return self.means, self.scales, self.weights
+
+
+def table_of(metrics: Metrics, names: Sequence[str]) -> Array:
+    """[K, S] signals of a run's steps."""
+    found = signals(metrics)
+    return np.stack([found[name] for name in names], axis=1)
+
+
+def _highest(scores: Array, past: Past) -> float:
+    """The highest score of a run before its fall; -inf of none."""
+    return float(scores[~past].max(initial=-np.inf))
+
+
+def _nanmean(values: Array, weights: Array) -> Array:
+    known = ~np.isnan(values)
+    total = (known * weights[:, None]).sum(axis=0)
+    return np.asarray(np.where(known, values, 0.0).T @ weights / np.where(total > 0, total, np.nan))

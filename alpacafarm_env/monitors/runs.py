@@ -1,0 +1,65 @@
+"""A run's metrics from its folder, with what the responses that it kept tell in addition."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..data.files import read_records
+from ..errors import DataError
+from ..instructions import Instruction
+from ..oracles.base import RewardOracle
+from .signals import agreement, repetition
+
+METRICS: Final = "metrics.jsonl"
+ROLLOUTS: Final = "rollouts.jsonl.gz"
+"""Some responses of each step of a run, a line each."""
+
+
+def append_rollouts(folder: Path, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
+    """Appends a step's responses to the `ROLLOUTS` of a run: gzip members behind each other are one file."""
+    if rollouts:
+        lines = "".join(json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rollouts)
+        with (folder / ROLLOUTS).open("ab") as file:
+            file.write(gzip.compress(lines.encode(), mtime=0))
+
+
+def read_run(folder: str | Path, seconds: Mapping[str, RewardOracle] | None = None) -> list[dict[str, Any]]:
+    """The metrics of each step of the run in a folder, or in a metrics.jsonl; with what its kept responses tell.
+
+    That is info/repetition, and info/<name>_agreement of each of `seconds`, which are asked about them.
+
+    Raises:
+        DataError: There is no such file, or it holds no step.
+    """
+    path = Path(folder)
+    path = path if path.suffix == ".jsonl" else path / METRICS
+    if not path.is_file():
+        raise DataError(f"{path}: expected a run's {METRICS}, there is none.")
+    rows = [dict(row) for row in read_records(path) if isinstance(row, dict) and "step" in row]
+    if not rows:
+        raise DataError(f"{path}: expected a line a step, found none.")
+    told = told_by_rollouts(path.with_name(ROLLOUTS), seconds or {})
+    return [{**told.get(int(row["step"]), {}), **row} for row in rows]
+
+
+def told_by_rollouts(path: Path, seconds: Mapping[str, RewardOracle]) -> dict[int, dict[str, float]]:
+    """Step -> what its kept responses tell; {} without such a file."""
+    rows: list[Any] = read_records(path) if path.is_file() else []
+    told = {}
+    for step, group in groupby((row for row in rows if isinstance(row, dict)), key=lambda row: int(row["step"])):
+        kept = list(group)
+        texts, asked = [row["response"] for row in kept], [Instruction(row["instruction"]) for row in kept]
+        own = {"info/repetition": float(np.mean([repetition(text) for text in texts]))}
+        proxy = np.array([row["score"] for row in kept], dtype=np.float64)
+        own |= {
+            f"info/{name}_agreement": agreement(proxy, oracle.score(asked, texts)) for name, oracle in seconds.items()
+        }
+        told[step] = own
+    return told

@@ -1,0 +1,100 @@
+"""A wrapper that writes down what a reward is worth by others: second opinions, and what the texts themselves tell."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..envs.scoring import Judge
+from ..instructions import Instruction
+from ..monitors.runs import append_rollouts
+from ..monitors.signals import agreement, repetition
+from ..oracles.base import Verdicts
+from .rewards import ActType, ObsType, OracleSpec, Scored, _Single, scoring_of
+
+Columns = dict[str, NDArray[Any]]
+DISAGREEMENT = "disagreement"
+
+
+class Audited(Scored):
+    """The core of `RewardAudit`."""
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        seconds: Mapping[str, OracleSpec] | None = None,
+        most: int = 64,
+        out: str | Path | None = None,
+    ) -> None:
+        """Raises ValueError unless `most` is at least 1."""
+        super().__init__(env, seconds=seconds, most=most, out=out)
+        if most < 1:
+            raise ValueError(f"most: expected 1 response a step or more, got {most!r}.")
+        self._scoring = scoring_of(self.env, type(self).__name__)
+        self.seconds = {name: self._scoring.make_oracle(spec) for name, spec in (seconds or {}).items()}
+        self._most, self._out, self._step = most, None if out is None else Path(out), 0
+        self._pairs = {name: deque[tuple[float, float]](maxlen=most) for name in self.seconds}
+        if self._out is not None:
+            self._out.mkdir(parents=True, exist_ok=True)
+
+    def scoring(self) -> AbstractContextManager[None]:
+        """Within a step its batch is audited too."""
+        return self._scoring.audited_by(self._audit)
+
+    def _audit(
+        self, instructions: Sequence[Instruction], responses: Sequence[str], verdicts: Verdicts, ask: Judge
+    ) -> Columns:
+        told: Columns = {"repetition": np.array([repetition(text) for text in responses])}
+        for name, oracle in self.seconds.items():
+            second = ask(oracle, instructions[: self._most], responses[: self._most])
+            self._pairs[name].extend(zip(verdicts.scores[: self._most].tolist(), second.scores.tolist(), strict=True))
+            told[f"{name}_reward"] = _filled(second.scores, len(responses))
+            told[f"{name}_agreement"] = np.full(len(responses), agreement(*zip(*self._pairs[name], strict=True)))
+            if DISAGREEMENT in second.details and DISAGREEMENT not in verdicts.details | told:
+                told[DISAGREEMENT] = _filled(second.details[DISAGREEMENT], len(responses))
+        if self._out is not None:
+            self._step += 1
+            append_rollouts(self._out, self._step, self._rows(instructions, responses, verdicts, told))
+        return told
+
+    def _rows(
+        self, instructions: Sequence[Instruction], responses: Sequence[str], verdicts: Verdicts, told: Columns
+    ) -> list[dict[str, Any]]:
+        facts = {name: values for name, values in {**verdicts.details, **told}.items() if values.dtype.kind == "f"}
+        columns = {name: [None if x != x else x for x in values.tolist()] for name, values in facts.items()}
+        scores = [None if score != score else score for score in verdicts.scores.tolist()]
+        return [
+            {
+                "instruction": str(instructions[row]),
+                "response": responses[row],
+                "score": scores[row],
+                "info": {name: values[row] for name, values in columns.items()},
+            }
+            for row in range(min(self._most, len(responses)))
+        ]
+
+
+def _filled(values: NDArray[Any], num: int) -> NDArray[np.float64]:
+    """The values and as many NaN as make `num`."""
+    return np.concatenate([values.astype(np.float64), np.full(num - len(values), np.nan)])
+
+
+class RewardAudit(Audited, _Single[ObsType, ActType]):
+    """Reports what a reward is worth by others, in `info` beside it; the reward stays bit-identical.
+
+    `info` has `repetition`, the share of three words in a row that a response has had before; for each of `seconds`,
+    oracles by name, their score of the response, `<name>_reward`, and the rank correlation of reward and score over the
+    last responses, `<name>_agreement` (NaN of fewer than three); and `disagreement` where one of them is an ensemble.
+    `monitors` read all of these. Each of `seconds` is asked about the first `most` responses of a step, and agreement
+    is over as many; the other responses' score is NaN. Of several processes each has an agreement of its own.
+
+    `out` is a folder for rollouts.jsonl.gz: the same responses with reward, components and second opinions, a line
+    each, as our agents write it by themselves; `alpacafarm look` shows it.
+    """
