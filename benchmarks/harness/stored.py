@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...arguments import environment_number
 from ...data.files import write_atomic
@@ -185,3 +190,14 @@ class ElapsedTime:
         if now or perf_counter() - self._written > 1:
             write_atomic(self._file, json.dumps({"seconds": self.seconds}))
             self._written = perf_counter()
+
+
+def pack(table: NDArray[Any]) -> str:
+    """A table as text, in single precision."""
+    return base64.b64encode(zlib.compress(table.astype("<f4").tobytes())).decode()
+
+
+def unpack(text: str, columns: int) -> NDArray[np.float64]:
+    """The table of `columns` that `pack` has packed."""
+    values = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<f4")
+    return values.reshape(-1, columns).astype(np.float64)

@@ -21,15 +21,18 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from ...cli.options import Count
+from ..experiment.faults import CLEAN, KINDS, DialPlan
+from ..experiment.fresh import Plan, Sizes, draw_pairs, run_setting
+from ..experiment.fresh_runs import SettingRun, run_method
+from ..harness.labels import Setting
 from ..harness.page import publish
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
-from ..surrogates.scarcity import Setting, setting_rows, tables_of
+from ..surrogates.scarcity import setting_rows, tables_of
 from .analysis import all_claims, band_rows, gao_rows
-from .cells import Plan, Sizes, draw_pairs, run_setting
-from .dials import CLEAN, KINDS, DialPlan, dial_rows
-from .online import METHODS, SettingRun, matched, run_method
+from .dials import dial_rows
+from .online import METHODS, matched
 from .page import page
 
 NAME = "noise"

@@ -15,12 +15,14 @@ import numpy as np
 import pandas as pd
 
 from ...seeding import keyed_rng
+from ..experiment.faults import CLEAN, FLIP
+from ..experiment.fresh import KIND, OWN
+from ..harness.labels import Setting
 from ..harness.study import Row
 from ..surrogates.curves import TwoWay, slope
 from ..surrogates.features import Array
-from ..surrogates.scarcity import UP_TO, Curve, Key, Setting, claim_row, claims, corrected, curve_rows, estimate_cells
-from .cells import KIND, OWN
-from .dials import CLEAN, FLIP, dial_claims
+from ..surrogates.scarcity import UP_TO, Curve, Key, claim_row, claims, corrected, curve_rows, estimate_cells
+from .dials import dial_claims
 from .online import method_claims
 
 RESAMPLES: Final = 1000

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 
 from ...oracles.dials import MOST
 from ...statistics import Interval
+from ..experiment.faults import AGREEMENT, CLEAN, FLIP
+from ..experiment.fresh import KIND, OWN
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.plots import COLORS, MARKERS, grid, titled
 from ..harness.report import Table, interval_text, number, sentences
 from ..surrogates.figures import INFORMATION, draw_curves, draw_information
 from .analysis import Prediction, outcomes
-from .cells import KIND, OWN
-from .dials import AGREEMENT, CLEAN, FLIP
 
 STRONGEST: Final = 0.99 * MOST
 JUDGES: Final = {OWN: "gold", "sim_eval": "win rate by p_sim^eval, points", "human": "win rate by human raters, points"}

@@ -25,12 +25,13 @@ from pydantic import Field
 from ...cli.options import Count
 from ...data.load import recorded_dataset
 from ...errors import DataError
+from ..harness.labels import Setting
 from ..harness.page import publish
 from ..harness.runner import Cell, run_cells
 from ..harness.sources import judgements_digest
 from ..harness.study import Study, StudyOptions, run_command, write_csv
 from ..surrogates.features import scikit_learn
-from ..surrogates.scarcity import Setting, claims, corrected, curve_rows, setting_rows, tables_of
+from ..surrogates.scarcity import claims, corrected, curve_rows, setting_rows, tables_of
 from .page import page
 from .runs import KINDS, PREDICTORS, RIDGE, Prepared, accuracy_rows, prepare, run_repeat
 

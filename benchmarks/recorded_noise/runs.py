@@ -12,13 +12,14 @@ import numpy as np
 from ...data import RecordedDataset
 from ...data.files import write_atomic
 from ...seeding import keyed_rng
+from ..harness.labels import Setting
 from ..harness.runner import ProgressFn, ProgressUpdate
+from ..harness.stored import pack
 from ..harness.study import Row
 from ..surrogates.curves import best_of_n
 from ..surrogates.features import MEASURES, Array, Scaling, measured, one_thread
 from ..surrogates.judged import Judged, Mask, Places, read_judged, read_other
 from ..surrogates.models import Kind, accuracy, fit, flipped
-from ..surrogates.scarcity import Setting, pack
 
 KINDS: Final[tuple[Kind, ...]] = ("linear", "trees")
 RIDGE: Final = 100.0

@@ -4,9 +4,7 @@ Of N labels that are flipped with probability e, a score that is near even learn
 N(1 - 2e)^2 clean ones.
 """
 
-import base64
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from ..harness.estimates import Estimate, rejected
+from ..harness.labels import Setting
+from ..harness.stored import unpack
 from ..harness.study import Row
 from .curves import TwoWay, drop_and_peak, slope
 from .features import Array
@@ -25,19 +25,6 @@ HALF_AWAY: Final = 0.25
 """Flips by which a label is worth a quarter: (1 - 2e)^2."""
 Key = tuple[str, str, int, float]
 """Judge, kind, labels, flips."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """N labels, of which a share is flipped."""
-
-    labels: int
-    flip: float
-
-    @property
-    def effective(self) -> float:
-        """N(1 - 2e)^2: as many clean labels know as much of a score that is near 0 (Fisher information)."""
-        return self.labels * (1 - 2 * self.flip) ** 2
 
 
 @dataclass(frozen=True)
@@ -72,17 +59,6 @@ def tables_of(rows: Sequence[Row], unit: float = 100.0) -> dict[Key, Curve]:
         accuracy = 100 * np.array([row.get("accuracy", math.nan) for row in own])
         curves[key] = Curve(n, gold[:, known], proxy, kl.mean(axis=0), accuracy)
     return curves
-
-
-def pack(table: Array) -> str:
-    """A table as text, in single precision."""
-    return base64.b64encode(zlib.compress(table.astype("<f4").tobytes())).decode()
-
-
-def unpack(text: str, columns: int) -> Array:
-    """The table of `columns` that `pack` has packed."""
-    values = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<f4")
-    return values.reshape(-1, columns).astype(np.float64)
 
 
 def setting_rows(curves: Mapping[Key, Curve]) -> list[Row]:

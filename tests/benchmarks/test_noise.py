@@ -10,15 +10,18 @@ import pytest
 from written import rows_of
 
 from alpacafarm_env import sandbox
+from alpacafarm_env.benchmarks.experiment.faults import AGREEMENT, CLEAN, KINDS, DialPlan
+from alpacafarm_env.benchmarks.experiment.fresh import Plan, Sizes, draw_pairs
 from alpacafarm_env.benchmarks.experiment.treated import Sizes as RunSizes
+from alpacafarm_env.benchmarks.harness.labels import Setting
 from alpacafarm_env.benchmarks.harness.page import read_table
+from alpacafarm_env.benchmarks.harness.stored import unpack
 from alpacafarm_env.benchmarks.noise import __main__ as noise
 from alpacafarm_env.benchmarks.noise.__main__ import NoiseOptions, run
 from alpacafarm_env.benchmarks.noise.analysis import PREDICTED, all_claims, bands, gao, outcomes
-from alpacafarm_env.benchmarks.noise.cells import Plan, Sizes, draw_pairs
-from alpacafarm_env.benchmarks.noise.dials import AGREEMENT, CLEAN, KINDS, DialPlan, dial_claims
+from alpacafarm_env.benchmarks.noise.dials import dial_claims
 from alpacafarm_env.benchmarks.noise.page import page
-from alpacafarm_env.benchmarks.surrogates.scarcity import Curve, Setting, tables_of, unpack
+from alpacafarm_env.benchmarks.surrogates.scarcity import Curve, tables_of
 
 TRAINING = RunSizes(num_eval=4, steps=(0, 1), rollouts=16)
 TINY = Sizes(

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from recorded_folder import MODELS, NUM, make_folder
 
+from alpacafarm_env.benchmarks.harness.labels import Setting
 from alpacafarm_env.benchmarks.harness.page import read_table
+from alpacafarm_env.benchmarks.harness.stored import pack, unpack
 from alpacafarm_env.benchmarks.recorded_noise.__main__ import NAME, RecordedNoiseOptions, run
 from alpacafarm_env.benchmarks.recorded_noise.page import page
 from alpacafarm_env.benchmarks.recorded_noise.runs import (
@@ -18,7 +20,7 @@ from alpacafarm_env.benchmarks.recorded_noise.runs import (
     numbers_for,
     prepare,
 )
-from alpacafarm_env.benchmarks.surrogates.scarcity import Setting, claims, corrected, pack, tables_of, unpack
+from alpacafarm_env.benchmarks.surrogates.scarcity import claims, corrected, tables_of
 from alpacafarm_env.data.load import recorded_dataset
 from alpacafarm_env.errors import DataError
 

@@ -20,12 +20,13 @@ from ...instructions import Instruction, Preference
 from ...oracles import RewardModel, make_judge
 from ...oracles.base import PreferenceOracle, judge
 from ...sandbox.dataset import Sandbox, label, read_rows, write_rows
-from ..experiment.reward_models import SCALE_SAMPLES, RewardModelRun, fresh_pairs, hits, train
-from ..experiment.samples import JUDGED, SampleRun
-from ..experiment.treated import Sizes as RunSizes
+from ..harness.labels import Setting
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
+from ..harness.stored import pack
 from ..harness.study import Row
-from ..surrogates.scarcity import Setting, pack
+from .reward_models import SCALE_SAMPLES, RewardModelRun, fresh_pairs, hits, train
+from .samples import JUDGED, SampleRun
+from .treated import Sizes as RunSizes
 
 OWN: Final = "own"
 GOLDS: Final = dict(zip(JUDGED, (OWN, "sim_eval", "human"), strict=True))
