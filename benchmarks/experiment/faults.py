@@ -51,6 +51,8 @@ class DialPlan(Plan):
     kind: str = CLEAN
     pairs_name: ClassVar[str] = "pairs of dials"  # which all kinds share
     pairs_each: ClassVar[int] = 4
+    agreed: ClassVar[float] = AGREEMENT
+    """Share of the pairs on which a judge with a fault agrees with gold."""
 
     @property
     def settings(self) -> list[Setting]:
@@ -65,7 +67,7 @@ class DialPlan(Plan):
 
     @cached_property
     def fault(self) -> Fault:
-        """The fault that leaves `AGREEMENT`; of judges without one, nothing."""
+        """The fault that leaves `agreed`; of judges without one, nothing."""
         from scipy.optimize import bisect
 
         instructions, texts = self.pairs(max(self.sizes.labels))
@@ -81,11 +83,11 @@ class DialPlan(Plan):
         if self.kind in DIALS:
             low, high = _STRENGTHS
             strength = MOST
-            if agreement(MOST) < AGREEMENT:
-                power = bisect(lambda power: agreement(10**power) - AGREEMENT, low, high, xtol=_FINE)
+            if agreement(MOST) < self.agreed:
+                power = bisect(lambda power: agreement(10**power) - self.agreed, low, high, xtol=_FINE)
                 strength = 10 ** (power - _FINE)  # the side that agrees too much: gold goes by steps
-        if self.kind != CLEAN and agreement(strength) > AGREEMENT + 0.002:
-            flip = bisect(lambda share: agreement(strength, share) - AGREEMENT, 0.0, 0.5, xtol=1e-4)
+        if self.kind != CLEAN and agreement(strength) > self.agreed + 0.002:
+            flip = bisect(lambda share: agreement(strength, share) - self.agreed, 0.0, 0.5, xtol=1e-4)
         return Fault(strength, flip, agreement(strength, flip))
 
     def annotator(self, setting: Setting) -> PreferenceOracle:

@@ -78,7 +78,7 @@ class Sizes:
             return tuple(sorted({*(2**i for i in range(self.num_samples.bit_length())), self.num_samples}))
         if method == "expert_iteration":
             return tuple(range(self.rounds + 1))
-        return tuple(step * (DPO_STEPS if method == "dpo" else 1) for step in self.steps)
+        return tuple(step * (DPO_STEPS if method in ("dpo", "kto") else 1) for step in self.steps)
 
     def changed(self, method: str) -> tuple[tuple[str, Any], ...]:
         """Settings that differ from the sandbox's presets."""
@@ -92,21 +92,18 @@ class Sizes:
         }
         # Quark stays near SFT at its own rate.
         rate = agents.ExpertIterationConfig.sandbox().sft.learning_rate
+        # Epochs are more than the steps take, whatever the number of pairs: `places` says where it ends.
+        labels = {"epochs": DPO_STEPS * self.steps[-1], "warmup_steps": 8, "schedule": "constant"}
+        offline = {**labels, **kept, "save_every": 20}
         fields: dict[str, dict[str, Any]] = {
             "ppo": {**online, "kl_coef": self.kl_coef},
             "quark": {**online, "learning_rate": rate},
             "expert_iteration": {"num_rounds": self.rounds, "num_instructions": self.rollouts, **kept},
-            # Epochs are more than the steps take, whatever the number of pairs: `places` says where it ends.
-            "dpo": {
-                "epochs": DPO_STEPS * self.steps[-1],
-                "warmup_steps": 8,
-                **kept,
-                "save_every": 20,
-                "schedule": "constant",
-            },
+            "dpo": offline,
+            "kto": offline,
             "best_of_n": {},
         }
-        return tuple(fields[method].items())
+        return tuple(fields.get(method, online).items())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Which method over-optimizes least: all of them on one gold axis."""

@@ -1,0 +1,173 @@
+"""The page of the study of methods: curves on one axis, peaks and falls of each method, the claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ...statistics import Interval
+from ..experiment.fresh import OWN
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.plots import COLORS, MARKERS, grid, titled
+from ..harness.report import Table, interval_text, number, sentences
+from .analysis import outcomes
+from .runs import LABELLINGS, METHODS, AxisPlan
+
+JUDGES: Final = {"sim_eval": "p_sim^eval", "human": "human raters"}
+CLAIMS: Final = {
+    "peak": "gold at the peak, less PPO's",
+    "fall_at_kl": "gold lost at equal KL, less PPO's",
+    "gold_at_proxy": "gold at equal proxy, less PPO's",
+    "cost of length": "gold at the peak by flips, less that by a taste for length",
+}
+AXES: Final = {"kl": "√KL to SFT (√nats a response)", "proxy": "proxy gained (SD within an instruction)"}
+
+
+def page(folder: Path) -> Page:
+    """The result that the study's files hold."""
+    rows, curves, claimed = (read_table(folder / f"{name}.csv") for name in ("table", "curves", "claims"))
+    manifest = read_manifest(folder)
+    sizes, seeds = manifest["config"]["sizes"], len(manifest["seeds"])
+    note = (
+        f"{'Quick form, no result. ' if manifest['quick'] else ''}Level: sandbox (simulation); "
+        f"{sizes['training']['num_eval']} instructions of eval, temperature 1, {max(sizes['labels']):,} labels, fresh "
+        f"pairs for each of {seeds} seeds; 95 % intervals over seeds and instructions."
+    )
+    own = rows[rows.judge == OWN]
+    told = outcomes(claimed)
+    tables = {f"peaks_{kind.replace(' ', '_')}": peak_table(own[own.kind == kind], note) for kind in {*own.kind}}
+    order = [f"peaks_{kind.replace(' ', '_')}" for kind in LABELLINGS if kind in {*own.kind}]
+    tables = {name: tables[name] for name in order}
+    tables |= {"claims": claim_table(claimed), "win_rates": win_rate_table(rows[rows.judge != OWN], note)}
+    if told:
+        tables["predictions"] = prediction_table(told, len(claimed))
+    clear = [row for row in records(claimed) if row["holm"]]
+    found = sentences(
+        "gold_axis/findings.txt.j2",
+        told=told,
+        clear=clear,
+        num=len(claimed),
+        names=METHODS,
+        kinds=LABELLINGS,
+        text=ends,
+        claims=CLAIMS,
+    )
+    figures = {
+        "kl": draw(curves, "kl", "Gold gained by each method, at equal KL", note),
+        "proxy": draw(curves, "proxy", "Gold gained by each method, at equal proxy", note),
+    }
+    headline = f"{len(clear)} of {len(claimed)} claims stay clear"
+    return Page("Methods on one gold axis", tables, found, figures, headline, printed=tuple(order))
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table."""
+    return cast(list[dict[str, Any]], frame.to_dict("records"))
+
+
+def ends(row: Mapping[str, Any], name: str = "") -> str:
+    """A mean with its interval; nothing where there is none."""
+    start = f"{name}_" if name else ""
+    value = row[name or "mean"]
+    if value is None or value != value:
+        return "not reached"
+    return interval_text(Interval(value, row[f"{start}low"], row[f"{start}high"], 0), "")
+
+
+def peak_table(own: pd.DataFrame, note: str) -> Table:
+    """A labelling's methods."""
+    kind = str(own.kind.iloc[0])
+    first = records(own)[0]
+    rows = [
+        {
+            "method": METHODS[row["method"]],
+            "gold gained at the peak": ends(row, "peak"),
+            "KL there, nats": number(row["peak_kl"]),
+            "samples to it": f"{row['peak_samples']:,}" if row["peak_samples"] else "labels alone",
+            "lost to the end": ends(row, "drop"),
+            "KL at the end": number(row["end_kl"]),
+            f"lost at {number(first['mark_kl'])} nats": ends(row, "fall_at_kl"),
+            f"gold at proxy {number(first['mark_proxy'])}": ends(row, "gold_at_proxy"),
+            "α": ends(row, "alpha"),
+            "β": ends(row, "beta"),
+        }
+        for row in records(own)
+    ]
+    agreed = (
+        "" if kind == next(iter(LABELLINGS)) else f", which agree with gold on {100 * AxisPlan.agreed:g} % of pairs"
+    )
+    caption = (
+        f"Labels of gold with {LABELLINGS[kind]}{agreed}. The peak is chosen on other seeds and instructions. KL and "
+        f"proxy of the comparison: the largest that three quarters of the methods reach with all seeds. {note}"
+    )
+    return Table.of(rows, caption, LABELLINGS[kind].capitalize())
+
+
+def win_rate_table(rows: pd.DataFrame, note: str) -> Table:
+    """The paper's measure, by the simulated judge and by the human raters."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in records(rows):
+        key = (row["kind"], row["method"])
+        line = lines.setdefault(key, {"labels": LABELLINGS[key[0]], "method": METHODS[key[1]]})
+        who = JUDGES[row["judge"]]
+        line |= {f"gained at the peak, {who}": ends(row, "peak"), f"lost after it, {who}": ends(row, "drop")}
+    return Table.of([*lines.values()], f"In points of the win rate. {note}", "By win rate")
+
+
+def claim_table(claimed: pd.DataFrame) -> Table:
+    """The family."""
+    rows = [
+        {
+            "claim": CLAIMS[row["claim"]],
+            "labels": LABELLINGS.get(row["kind"], ""),
+            "method": METHODS[row["method"]],
+            "mean": ends(row),
+            "p": f"{row['chance']:.2g}",
+            "Holm": "clear" if row["holm"] else "no",
+        }
+        for row in records(claimed.fillna({"kind": ""}))
+    ]
+    return Table.of(rows, f"Holm: among these {len(claimed)} claims.", "Claims")
+
+
+def prediction_table(told: list[Any], size: int) -> Table:
+    """What was predicted beside what came out."""
+    rows = [
+        {
+            "predicted before the first run": each.text,
+            "that is": f"{each.expected} 0",
+            "measured": ends(row),
+            "outcome": outcome,
+        }
+        for each, row, outcome in told
+    ]
+    caption = f"Held: clear by Holm among all {size} claims; failed: clear on the other side; open: neither."
+    return Table.of(rows, caption, "Predictions and outcomes")
+
+
+def draw(curves: pd.DataFrame, along: str, title: str, note: str) -> Drawn:
+    """Gold gained along KL or proxy, a panel a labelling, a line a method."""
+    kinds = [kind for kind in LABELLINGS if kind in {*curves.kind}]
+    figure = Figure(figsize=(1.4 + 3.8 * len(kinds), 5.2), dpi=150, layout="constrained")
+    axes = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
+    for axis, kind in zip(axes, kinds, strict=True):
+        for place, (method, name) in enumerate(METHODS.items()):
+            own = curves[(curves.kind == kind) & (curves.method == method)]
+            if len(own):
+                x = np.sqrt(np.maximum(own.kl, 0)) if along == "kl" else own.proxy
+                look: dict[str, Any] = {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)]}
+                look["linestyle"] = "-" if place < len(COLORS) else "--"
+                axis.plot(x, own.gold, label=name, markersize=3.5, linewidth=1.6, **look)
+                axis.fill_between(x, own.gold_low, own.gold_high, color=look["color"], alpha=0.08, linewidth=0)
+        axis.set_title(LABELLINGS[kind], fontsize=10)
+        axis.set_xlabel(AXES[along])
+        grid(axis)
+    axes[0].set_ylabel("gold gained over SFT")
+    lines = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(lines.values(), lines.keys(), fontsize=8, frameon=False, loc="outside right upper")
+    return Drawn(titled(figure, title, note), f"{title}. {note}")
