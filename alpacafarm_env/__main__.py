@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "judge evaluate": ("cli.judge:Evaluate", "one generator's win rate against references, by LLM annotators"),
     "ledger": ("cli.commands:ShowLedger", "what was asked and paid, by host, model and annotator"),
     "annotate-human": ("human.command:AnnotateHuman", "let people say which output is better, or how good one is"),
+    "look": ("look.command:Look", "write a page about runs: their curves, and the responses of any step, sorted"),
     "show": ("cli.commands:Show", "print instructions of the sandbox, responses, gold, and annotators' opinions"),
     "data alpaca-eval": ("cli.commands:DataAlpacaEval", "make recorded judgements of a checkout of AlpacaEval"),
     "export": ("cli.commands:Export", "write a split as data for TRL or AlpacaFarm, or prompts for verl or OpenRLHF"),

@@ -11,10 +11,9 @@ from typing import Any, Final, Literal
 
 from ..errors import did_you_mean
 from .detector import Detector, Metrics
-from .runs import read_run
+from .runs import WARNINGS, read_run
 from .signals import SIGNALS
 
-WARNINGS: Final = "warnings.jsonl"
 ACTIONS: Final = ("warn", "stop")
 Keep = Callable[[], object]
 

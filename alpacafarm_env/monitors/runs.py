@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from ..data.files import read_records
 from ..errors import DataError
 from ..instructions import Instruction
 from ..oracles.base import RewardOracle
 from .signals import agreement, repetition
 
 METRICS: Final = "metrics.jsonl"
+WARNINGS: Final = "warnings.jsonl"
+"""What a monitor has warned of, a line each."""
 ROLLOUTS: Final = "rollouts.jsonl.gz"
 """Some responses of each step of a run, a line each."""
 
@@ -28,6 +31,26 @@ def append_rollouts(folder: Path, step: int, rollouts: Sequence[Mapping[str, Any
         lines = "".join(json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rollouts)
         with (folder / ROLLOUTS).open("ab") as file:
             file.write(gzip.compress(lines.encode(), mtime=0))
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The objects with a step of a file of JSON Lines, plain or gzip; None for what is damaged.
+
+    A run that was killed may leave half a line.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from map(_parse, file)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        yield None
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 def read_run(folder: str | Path, seconds: Mapping[str, RewardOracle] | None = None) -> list[dict[str, Any]]:
@@ -42,7 +65,7 @@ def read_run(folder: str | Path, seconds: Mapping[str, RewardOracle] | None = No
     path = path if path.suffix == ".jsonl" else path / METRICS
     if not path.is_file():
         raise DataError(f"{path}: expected a run's {METRICS}, there is none.")
-    rows = [dict(row) for row in read_records(path) if isinstance(row, dict) and "step" in row]
+    rows = [row for row in lines_of(path) if row is not None]
     if not rows:
         raise DataError(f"{path}: expected a line a step, found none.")
     told = told_by_rollouts(path.with_name(ROLLOUTS), seconds or {})
@@ -51,9 +74,9 @@ def read_run(folder: str | Path, seconds: Mapping[str, RewardOracle] | None = No
 
 def told_by_rollouts(path: Path, seconds: Mapping[str, RewardOracle]) -> dict[int, dict[str, float]]:
     """Step -> what its kept responses tell; {} without such a file."""
-    rows: list[Any] = read_records(path) if path.is_file() else []
+    rows = (row for row in lines_of(path) if row is not None) if path.is_file() else ()
     told = {}
-    for step, group in groupby((row for row in rows if isinstance(row, dict)), key=lambda row: int(row["step"])):
+    for step, group in groupby(rows, key=itemgetter("step")):
         kept = list(group)
         texts, asked = [row["response"] for row in kept], [Instruction(row["instruction"]) for row in kept]
         own = {"info/repetition": float(np.mean([repetition(text) for text in texts]))}
