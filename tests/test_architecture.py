@@ -27,8 +27,8 @@ BUDGETS = {
     "agents": 5_290,
     "wrappers": 181,
     "benchmarks": 8_375,
-    "examples": 400,
-    "tests": 20_131,
+    "examples": 432,
+    "tests": 20_137,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

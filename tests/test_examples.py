@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 SHORT = {
+    "gym_grpo": "--steps 2 --batch-size 16",
     "live_judge": "--num 30",
     "own_data": "--num-demonstrations 64 --num-preferences 16 --num-eval 8 --epochs 1",
     "ratings": "--num 64 --num-test 40",
@@ -22,6 +23,7 @@ SHORT = {
     "trl_grpo": "--steps 2 --batch-size 8 --num-eval 8",
 }
 WRITTEN = {
+    "gym_grpo": set(),
     "live_judge": set(),
     "own_data": {
         *(f"own_data/data/{split}.json" for split in ("sft", "preference", "eval")),
@@ -100,6 +102,11 @@ class TestInFull:
         proxies, golds = zip(*((row[0], row[2]) for row in run("reinforce") if len(row) == 4), strict=True)
         assert proxies[-1] == max(proxies) > proxies[0] + 1
         assert max(golds) > max(golds[0], golds[-1]) + 0.3
+
+    def test_gym_grpo_raises_the_proxy(self, run):
+        proxies = [row[0] for row in run("gym_grpo") if len(row) == 3]
+        assert len(proxies) == 40
+        assert sum(proxies[-5:]) / 5 > sum(proxies[:5]) / 5 + 1
 
     def test_the_surrogate_s_policy_has_more_of_the_proxy_and_less_gold(self, run):
         rows = [row for row in run("swap_rewards") if len(row) == 3]
