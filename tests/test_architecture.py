@@ -23,12 +23,12 @@ MAY_IMPORT = {
     "benchmarks": set(LAYERS),
 }
 BUDGETS = {
-    "alpacafarm_env": 9_737,
+    "alpacafarm_env": 9_736,
     "agents": 5_290,
     "wrappers": 181,
-    "benchmarks": 8_375,
+    "benchmarks": 8_748,
     "examples": 432,
-    "tests": 20_137,
+    "tests": 20_244,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

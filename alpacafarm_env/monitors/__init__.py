@@ -9,7 +9,7 @@
 `wrappers.RewardAudit` adds what needs the responses' texts: repetition, and second opinions on some of them.
 """
 
-from .detector import Detector, Past
+from .detector import Detector, Past, table_of
 from .monitor import Monitor, OveroptimizationWarning, watch
 from .runs import read_run
 from .signals import SIGNALS, agreement, repetition, signals
@@ -24,5 +24,6 @@ __all__ = [
     "read_run",
     "repetition",
     "signals",
+    "table_of",
     "watch",
 ]

@@ -44,17 +44,24 @@ class Detector:
     @classmethod
     def fit(
         cls,
-        runs: Sequence[Metrics],
+        tables: Sequence[Array],
         past: Sequence[Past],
         *,
         names: Sequence[str] = tuple(SIGNALS),
         false_alarms: float = 0.05,
         facts: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Fits a detector on runs whose gold is known, by `past`; each run counts the same, however long it is.
+        """Fits a detector on runs whose gold is known; each run counts the same, however long it is.
 
         The threshold lets it warn wrongly, of a run without a fall or before the fall of another, in a share of
         `false_alarms` of the runs. Needs scikit-learn: `pip install "alpacafarm-env[recorded]"`.
+
+        Args:
+            tables: `table_of` each run, [K, S] signals by `names`.
+            past: Of each run whether gold had fallen at these K steps.
+            names: The signals that it may use.
+            false_alarms: In (0, 1).
+            facts: For readers.
 
         Raises:
             ValueError: There are no steps of one of the two kinds.
@@ -63,7 +70,6 @@ class Detector:
 
         if len({bool(each) for own in past for each in own}) < 2:
             raise ValueError("Expected runs with steps before and after gold's fall, got one kind alone.")
-        tables = [table_of(run, names) for run in runs]
         joined, labels = np.concatenate(tables), np.concatenate(list(past))
         shares = np.concatenate([np.full(len(own), 1 / len(own)) for own in past])
         means = np.nan_to_num(_nanmean(joined, shares))
@@ -71,17 +77,21 @@ class Detector:
         scales[scales == 0] = 1.0
         # Both kinds weigh the same: how often runs fall is the study's choice, and no fact about others' runs.
         model = LogisticRegression(C=1 / PENALTY, class_weight="balanced", max_iter=1000)
-        model.fit(np.nan_to_num((joined - means) / scales), labels, sample_weight=shares * len(runs))
+        model.fit(np.nan_to_num((joined - means) / scales), labels, sample_weight=shares * len(past))
         columns = [dict(zip(names, each.tolist(), strict=True)) for each in (means, scales, model.coef_[0])]
         found = cls(columns[0], columns[1], columns[2], float(model.intercept_[0]), np.inf, facts or {})
-        highest = [_highest(found.scores(run), own) for run, own in zip(runs, past, strict=True)]
+        highest = [_highest(found.scores_of(table), own) for table, own in zip(tables, past, strict=True)]
         return replace(found, threshold=float(np.quantile(highest, 1 - false_alarms)))
 
     def scores(self, metrics: Metrics) -> Array:
         """The log-odds [K] at each step that gold has passed its peak, by the steps up to it."""
-        names = list(self.weights)
-        means, scales, weights = (np.array([each[name] for name in names]) for each in self._columns)
-        standard = np.nan_to_num((table_of(metrics, names) - means) / scales)
+        return self.scores_of(table_of(metrics, tuple(self.weights)))
+
+    def scores_of(self, table: Array) -> Array:
+        """The same of signals [K, S], in the order of `weights`."""
+        columns = (self.means, self.scales, self.weights)
+        means, scales, weights = (np.array([each[name] for name in self.weights]) for each in columns)
+        standard = np.nan_to_num((table - means) / scales)
         return np.asarray(standard @ weights + self.intercept, dtype=np.float64)
 
     def parts(self, metrics: Metrics) -> dict[str, float]:
@@ -104,13 +114,9 @@ class Detector:
         except TypeError as error:
             raise CheckpointError(f"{path}: expected a detector as `Detector.save` writes it ({error}).") from error
 
-    @property
-    def _columns(self) -> tuple[Mapping[str, float], ...]:
-        return self.means, self.scales, self.weights
 
-
-def table_of(metrics: Metrics, names: Sequence[str]) -> Array:
-    """[K, S] signals of a run's steps."""
+def table_of(metrics: Metrics, names: Sequence[str] = tuple(SIGNALS)) -> Array:
+    """[K, S] signals by name of a run's steps."""
     found = signals(metrics)
     return np.stack([found[name] for name in names], axis=1)
 

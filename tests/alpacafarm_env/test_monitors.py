@@ -22,6 +22,7 @@ from alpacafarm_env.monitors import (
     read_run,
     repetition,
     signals,
+    table_of,
     watch,
 )
 from alpacafarm_env.monitors.callbacks import from_trl
@@ -61,7 +62,7 @@ def many(num=24, unit=1.0):
 @pytest.fixture(scope="module")
 def detector():
     runs = many()
-    return Detector.fit([run for run, _ in runs], [past for _, past in runs])
+    return Detector.fit([table_of(run) for run, _ in runs], [past for _, past in runs])
 
 
 def test_signals_are_of_the_steps_so_far_and_of_no_unit():
@@ -113,7 +114,7 @@ def test_a_detector_finds_falls_of_runs_it_has_not_seen(detector):
 
 def test_its_threshold_has_the_false_alarms_that_were_asked_for():
     runs = [made_up(None if seed % 4 else 12, seed) for seed in range(80)]
-    fitted = Detector.fit([run for run, _ in runs], [past for _, past in runs], false_alarms=0.2)
+    fitted = Detector.fit([table_of(run) for run, _ in runs], [past for _, past in runs], false_alarms=0.2)
     alarms = [(fitted.scores(run)[~past] > fitted.threshold).any() for run, past in runs]
     assert np.mean(alarms) == pytest.approx(0.2, abs=0.02)
 
@@ -128,7 +129,7 @@ def test_a_signal_that_a_run_lacks_neither_warns_nor_breaks(detector):
 def test_runs_of_one_kind_alone_fit_nothing():
     runs = [made_up(None, seed) for seed in range(4)]
     with pytest.raises(ValueError, match="one kind"):
-        Detector.fit([run for run, _ in runs], [past for _, past in runs])
+        Detector.fit([table_of(run) for run, _ in runs], [past for _, past in runs])
 
 
 def test_what_is_saved_says_the_same(detector, tmp_path):

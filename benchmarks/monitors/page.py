@@ -1,0 +1,114 @@
+"""The page of the study of monitors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ...monitors import SIGNALS
+from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.plots import COLORS, grid, titled
+from ..harness.report import Table, number, sentences
+from .analysis import ALL, FALSE_ALARMS, KL, SHUFFLED, STEP
+
+METHOD: Final = (
+    "A run's signals at a place are made of its metrics up to there; gold at that place decides the outcome and is "
+    "read apart. Gold has fallen where it lies two standard errors, over instructions, below that of its peak, which "
+    "the other seeds choose. A detector is a logistic regression, fitted on the runs of all other methods (or, of all "
+    f"other kinds of labels); it warns where its score is above the threshold that lets {100 * FALSE_ALARMS:g} % of "
+    "those be warned of wrongly. Stopped runs keep the policy of the place before the warning."
+)
+
+
+def page(folder: Path) -> Page:
+    """The result that the study's files hold."""
+    detectors, groups = (read_table(folder / f"{name}.csv") for name in ("detectors", "groups"))
+    manifest = read_manifest(folder)
+    runs, fallen = int(groups.runs.sum()), int(groups.falls.sum())
+    note = (
+        f"{'Quick form, no result. ' if manifest['quick'] else ''}Level: sandbox (simulation); {runs} runs, {fallen} "
+        "with a fall of gold; 95 % intervals over groups of runs and runs within them."
+    )
+    rows = {str(row["detector"]): row for row in records(detectors)}
+    tables = {"detectors": detector_table(detectors, note), "groups": group_table(groups, note)}
+    best = max((name for name in rows if name in SIGNALS), key=lambda name: rows[name]["auroc"])
+    found = sentences("monitors/findings.txt.j2", rows=rows, best=best, all=ALL, kl=KL, step=STEP, shuffled=SHUFFLED,
+                      about=SIGNALS, ends=ends, number=number)  # fmt: skip
+    headline = f"AUROC on methods never seen {ends(rows[ALL], 'auroc')}; {runs} runs"
+    return Page("Monitors", tables, found, {"auroc": draw(detectors, note)}, headline, method=(METHOD,))
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table."""
+    return cast(list[dict[str, Any]], frame.to_dict("records"))
+
+
+def ends(row: Mapping[str, Any], name: str, form: str = "{:.2f}") -> str:
+    """A number with its interval; nothing where there is none."""
+    if row[name] != row[name]:
+        return ""
+    value, low, high = (form.format(row[each]) for each in (name, f"{name}_low", f"{name}_high"))
+    return f"{value} [{low}, {high}]"
+
+
+def detector_table(detectors: pd.DataFrame, note: str) -> Table:
+    """What each detector is worth."""
+    rows = [
+        {
+            "detector": row["detector"],
+            "AUROC, methods never seen": ends(row, "auroc"),
+            "at equal step": ends(row, "at_step"),
+            "AUROC, labels never seen": ends(row, "labels_auroc"),
+            "labels, at equal step": ends(row, "labels_at_step"),
+            "false alarms, share of runs without a fall": ends(row, "false_alarms"),
+            "falls warned of, share": ends(row, "warned_of_falls"),
+            "lead, samples": ends(row, "lead", "{:,.0f}"),
+            "gold kept, less the best fixed step": ends(row, "kept"),
+            "gold lost to an oracle": ends(row, "lost"),
+        }
+        for row in records(detectors)
+    ]
+    caption = (
+        "The lead is the median over warned falls; below 0 the warning came after the fall. The best fixed step is "
+        f"that of the other methods; an oracle stops at each run's own peak. {note}"
+    )
+    return Table.of(rows, caption, "Detectors")
+
+
+def group_table(groups: pd.DataFrame, note: str) -> Table:
+    """Runs and falls by method and labels."""
+    rows = [
+        {
+            "study": row["study"],
+            "method": row["method"],
+            "labels": row["labels"],
+            "runs": str(row["runs"]),
+            "with a fall": str(row["falls"]),
+            "AUROC on the method": number(row["auroc"]) if row["auroc"] == row["auroc"] else "",
+        }
+        for row in records(groups)
+    ]
+    return Table.of(
+        rows,
+        f"The AUROC is of all signals, on all labels of the method, which the detector has not seen. {note}",
+        "Runs",
+    )
+
+
+def draw(detectors: pd.DataFrame, note: str) -> Drawn:
+    """The AUROC of each detector."""
+    rows = detectors.iloc[::-1]
+    figure = Figure(figsize=(7.0, 0.6 + 0.32 * len(rows)), dpi=150, layout="constrained")
+    axis = figure.subplots()
+    errors = [rows.auroc - rows.auroc_low, rows.auroc_high - rows.auroc]
+    axis.errorbar(rows.auroc, range(len(rows)), xerr=errors, fmt="o", color=COLORS[0])
+    axis.axvline(0.5, color="#888888", linestyle="--", linewidth=1)
+    axis.set_yticks(range(len(rows)), list(rows.detector))
+    axis.set_xlabel("AUROC")
+    grid(axis, "x")
+    title = "What tells that gold has fallen, on methods never seen"
+    return Drawn(titled(figure, title, note), f"{title}. {note}")

@@ -1,0 +1,176 @@
+"""Finished runs of other studies: their signals, and apart from these, what became of gold.
+
+A detector is given signals alone. `signal_rows` reads a run's metrics and kept responses, which hold no gold;
+`outcomes_of` reads the study's cells, which hold nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ... import sandbox
+from ...errors import DataError
+from ...monitors import SIGNALS, agreement, read_run, table_of
+from ...monitors.runs import METRICS, ROLLOUTS, lines_of
+from ...oracles import Ensemble, RewardModel
+from ...oracles.base import RewardOracle, judge
+from ..experiment.fresh import OWN
+from ..harness.runner import ProgressFn, ProgressUpdate, quiet
+from ..harness.stored import file_name, unpack
+from ..harness.study import Row
+from ..surrogates.features import Array
+
+MEMBERS: Final = 3
+"""Reward models of an ensemble: a run's own, and those of other seeds on labels of the same kind."""
+ERRORS: Final = 2.0
+"""Standard errors, over instructions, by which gold lies below its peak where it has fallen."""
+TEXTS: Final = ("disagreement", "agreement", "repetition")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    study: str
+    cell: str
+    method: str
+    labels: str
+    """Kind of labelling."""
+    seed: int
+    folder: Path
+    """Of its metrics."""
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Runs that differ in the seed alone."""
+        return self.study, self.method, self.labels
+
+    @property
+    def name(self) -> str:
+        """Among all studies."""
+        return f"{self.study}: {self.cell}"
+
+
+def find_runs(folders: Sequence[Path]) -> list[tuple[Run, Row]]:
+    """The runs of finished studies that sample as they learn, each with the row of its gold.
+
+    Raises:
+        DataError: A folder has none.
+    """
+    found = []
+    for folder in folders:
+        own = list(_runs_of(folder))
+        if not own:
+            raise DataError(
+                f"{folder}: expected the folder of a study with runs that sample as they learn, found none."
+            )
+        found += own
+    return found
+
+
+def _runs_of(folder: Path) -> Iterator[tuple[Run, Row]]:
+    for path in sorted((folder / "cells").glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        place = folder / "runs" / file_name(content["key"])
+        rows = [row for row in content["rows"] if row.get("judge") == OWN]
+        if not rows or not (place / METRICS).is_file():
+            continue
+        first = next(lines_of(place / METRICS), None)
+        if first is None or "score/mean" not in first:
+            continue  # learns from labels, and samples nothing
+        row = rows[0]
+        method = row.get("method") or {"dpo": "dpo"}.get(row["kind"], "ppo")
+        labels = row["kind"] if row["kind"] != method else "flips" if row["flip"] else "clean labels"
+        yield Run(folder.name, content["key"], method, labels, row["seed"], place), row
+
+
+def outcomes_of(runs: Sequence[tuple[Run, Row]]) -> dict[str, tuple[list[int], Array, np.ndarray[Any, Any]]]:
+    """Run -> places, gold gained [K], and whether it has fallen there [K].
+
+    The peak of a run is that of the other seeds' mean, so that the noise that chose it is not the noise of the fall.
+    """
+    groups: dict[Any, list[tuple[Run, Row]]] = defaultdict(list)
+    for run, row in runs:
+        groups[run.group].append((run, row))
+    found = {}
+    for group in groups.values():
+        golds = [unpack(row["gold"], len(row["n"])) for _, row in group]
+        means = np.stack([gold.mean(axis=0) for gold in golds])
+        others = means.sum(axis=0) - means if len(means) > 1 else means
+        for (run, row), gold, peak in zip(group, golds, others.argmax(axis=1).tolist(), strict=True):
+            lost = gold[:, [peak]] - gold
+            error = lost.std(axis=0, ddof=1) / np.sqrt(len(lost))
+            past = (np.arange(gold.shape[1]) > peak) & (lost.mean(axis=0) > ERRORS * error)
+            found[run.name] = (list(row["n"]), gold.mean(axis=0) - gold[:, 0].mean(), past)
+    return found
+
+
+def signal_rows(run: Run, places: Sequence[int], on_progress: ProgressFn) -> list[Row]:
+    """The run's signals at each place but the first, with those of second opinions about its kept responses."""
+    quiet()
+    on_progress(ProgressUpdate(run.name, 0))
+    metrics = read_run(run.folder)
+    if sealed := [name for row in metrics for name in row if "gold" in name or "win_rate" in name]:
+        raise DataError(f"{run.folder}: expected metrics without gold, got {sealed[0]}.")
+    told = second_opinions(run)
+    table = table_of([{**told.get(int(row["step"]), {}), **row} for row in metrics])
+    by_step = {int(row["step"]): values for row, values in zip(metrics, table, strict=True)}
+    facts = {"study": run.study, "method": run.method, "labels": run.labels, "seed": run.seed}
+    samples = np.cumsum([row["tokens"] / row["tokens/mean"] for row in metrics])
+    counts = {int(row["step"]): round(float(number)) for row, number in zip(metrics, samples, strict=True)}
+    return [
+        {**facts, "place": place, "samples": counts[place], **dict(zip(SIGNALS, by_step[place].tolist(), strict=True))}
+        for place in places
+        if place in by_step
+    ]
+
+
+def second_opinions(run: Run) -> dict[int, dict[str, float]]:
+    """Step -> the disagreement of an ensemble, and the agreement of the proxy with the shipped reward model."""
+    path = run.folder / ROLLOUTS
+    if not path.is_file():
+        return {}
+    steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in lines_of(path):
+        if row is not None:
+            steps[row["step"]].append(row)
+    kept = [row for rows in steps.values() for row in rows]
+    texts = [row["instruction"] for row in kept], [row["response"] for row in kept]
+    second = judge(RewardModel(sandbox.REWARD_MODEL), *texts).scores
+    members = ensemble_of(run)
+    spread = None if members is None else judge(members, *texts).details["disagreement"]
+    found, start = {}, 0
+    for step, rows in steps.items():
+        part = slice(start, start := start + len(rows))
+        proxy = [np.nan if row["score"] is None else row["score"] for row in rows]
+        found[step] = {"info/shipped_agreement": agreement(proxy, second[part])}
+        if spread is not None:
+            found[step]["info/disagreement"] = float(np.nanmean(spread[part]))
+    return found
+
+
+def ensemble_of(run: Run) -> RewardOracle | None:
+    """The run's reward model and those of the next seeds that there are; None of fewer than two."""
+    study = run.folder.parent.parent
+    settings = json.loads((run.folder / "settings.json").read_text(encoding="utf-8"))
+    own = next(iter(settings.get("reward_models", {})), None)
+    if own is None:
+        return None
+    pattern = re.sub(r"seed-\d+", "seed-{}", own)
+    folders = [study / "reward_models" / pattern.format(run.seed + number) for number in range(10 * MEMBERS)]
+    folders += [study / "reward_models" / pattern.format(number) for number in range(run.seed)]
+    there = [folder for folder in folders if (folder / "model.safetensors").is_file()][:MEMBERS]
+    return Ensemble([RewardModel(folder) for folder in there]) if len(there) > 1 else None
+
+
+def count(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    """Different values of a column."""
+    return len({row[name] for row in rows})
