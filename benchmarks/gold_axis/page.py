@@ -39,7 +39,7 @@ def page(folder: Path) -> Page:
         f"pairs for each of {seeds} seeds; 95 % intervals over seeds and instructions."
     )
     own = rows[rows.judge == OWN]
-    told = outcomes(claimed)
+    told = outcomes(claimed.fillna({"kind": ""}))
     tables = {f"peaks_{kind.replace(' ', '_')}": peak_table(own[own.kind == kind], note) for kind in {*own.kind}}
     order = [f"peaks_{kind.replace(' ', '_')}" for kind in LABELLINGS if kind in {*own.kind}]
     tables = {name: tables[name] for name in order}
@@ -140,13 +140,17 @@ def prediction_table(told: list[Any], size: int) -> Table:
     rows = [
         {
             "predicted before the first run": each.text,
-            "that is": f"{each.expected} 0",
+            "that is": f"within {each.bound:g}" if each.expected == "within" else f"{each.expected} 0",
             "measured": ends(row),
+            "within, at 5 %": number(row["within"]) if each.expected == "within" else "",
             "outcome": outcome,
         }
         for each, row, outcome in told
     ]
-    caption = f"Held: clear by Holm among all {size} claims; failed: clear on the other side; open: neither."
+    caption = (
+        f"A direction has held where it is clear by Holm among all {size} claims; a bound, where two one-sided tests "
+        "find the value within it. Open: neither held nor failed. In units of gold."
+    )
     return Table.of(rows, caption, "Predictions and outcomes")
 
 

@@ -21,7 +21,18 @@ from ..harness.labels import Setting
 from ..harness.study import Row
 from ..surrogates.curves import TwoWay, slope
 from ..surrogates.features import Array
-from ..surrogates.scarcity import UP_TO, Curve, Key, claim_row, claims, corrected, curve_rows, estimate_cells
+from ..surrogates.scarcity import (
+    UP_TO,
+    Curve,
+    Key,
+    bound_of,
+    claim_row,
+    claims,
+    corrected,
+    curve_rows,
+    estimate_cells,
+    outcome_of,
+)
 from .dials import dial_claims
 from .online import method_claims
 
@@ -86,16 +97,6 @@ def band_rows(curves: Mapping[Key, Curve]) -> list[Row]:
     return [
         {**row, "band_low": low, "band_high": high} for row, (low, high) in zip(curve_rows(curves), ends, strict=True)
     ]
-
-
-def bound_of(row: Row) -> float:
-    """The smallest bound within which the mean lies by two one-sided tests at 5 %: the far end of its 90 % interval.
-
-    That is taken as .84 of the width of the 95 % interval, its share by the normal distribution; by Student's t, of few
-    seeds, it is less, so the bound is not too small. NaN without an interval.
-    Source: Schuirmann 1987, J. Pharmacokinet. Biopharm.
-    """
-    return float(abs(row["mean"]) + 1.6449 / 1.96 * (row["high"] - row["mean"]))
 
 
 def bands(curve: Curve, seed: int = 0) -> tuple[Array, Array]:
@@ -173,22 +174,8 @@ pairs and did not hold the number of updates equal. In gold's unit; of slopes an
 
 
 def outcomes(claimed: pd.DataFrame) -> list[tuple[Prediction, dict[str, Any], str]]:
-    """Each prediction with its claim's row and what came of it: "held", "failed" or "open".
-
-    A direction has held where the claim is clear by Holm on that side, and failed where it is on the other. A bound has
-    held where `bound_of` is no larger, and failed where the 95 % interval lies outside. One without a claim is
-    left out.
-    """
-    own = claimed[claimed.judge == OWN].to_dict("records")
+    """Each prediction with its claim's row and what came of it; one without a claim is left out."""
+    own = cast(list[dict[str, Any]], claimed[claimed.judge == OWN].to_dict("records"))
     rows = {(row["claim"], row["labels"], row["kind"]): row for row in own}
-    found = []
-    for each in PREDICTED:
-        if (row := cast(dict[str, Any] | None, rows.get((each.claim, each.labels, each.kind)))) is None:
-            continue
-        if each.expected == "within":
-            held, failed = row["within"] <= each.bound, max(row["low"], -row["high"]) > each.bound
-        else:
-            right = (row["mean"] > 0) == (each.expected == "above")
-            held, failed = row["holm"] and right, row["holm"] and not right
-        found.append((each, row, "held" if held else "failed" if failed else "open"))
-    return found
+    found = [(each, rows.get((each.claim, each.labels, each.kind))) for each in PREDICTED]
+    return [(each, row, outcome_of(row, each.expected, each.bound)) for each, row in found if row is not None]
