@@ -22,7 +22,7 @@ from alpacafarm_env.agents.group_policy import (
     group_loss,
     group_sums,
 )
-from alpacafarm_env.agents.losses import place_scores, returns_to_go
+from alpacafarm_env.agents.losses import gae, place_scores, returns_to_go
 from alpacafarm_env.agents.rollouts import length_mask
 
 METHODS = (GRPOConfig, DrGRPOConfig, DAPOConfig, GSPOConfig, RLOOConfig, ReinforcePPConfig)
@@ -61,6 +61,11 @@ def test_advantages_are_those_of_trl_verl_and_skyrl() -> None:
     scores = torch.tensor([6.0, 3, 2, 1], dtype=torch.float64)
     others = group_advantages(scores, torch.full((4,), 7), RLOOConfig())
     torch.testing.assert_close(others, torch.tensor([4, 0, -4 / 3, -8 / 3], dtype=torch.float64))
+    # What SkyRL's test_ppo_utils.py expects, of two groups and a response that is alone.
+    pairs = group_advantages(torch.tensor([6.0, 3, 3, 6, 9]), torch.tensor([0, 0, 1, 1, 2]), RLOOConfig())
+    torch.testing.assert_close(pairs, torch.tensor([3.0, -3, -3, 3, 0]))
+    returns = gae(torch.tensor([[1.0, 2, 3]]), torch.tensor([[0.5, 1, 1.5]]), lam=0.5)[1]
+    torch.testing.assert_close(returns, torch.tensor([[3.625, 4.25, 3]]))
     mask = length_mask(LENGTHS)
     to_go = returns_to_go(place_scores(torch.tensor([1.0, 2, 3, 6], dtype=torch.float64), mask), mask)
     rows = [row[:length].unique().item() for row, length in zip(to_go, LENGTHS, strict=True)]
