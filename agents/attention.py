@@ -57,7 +57,7 @@ def _forward(
     if packed_lengths is None and (
         not own
         or attention_mask is not None
-        or any(kwargs.get(name) is not None for name in ("cache", "past_key_values"))  # the older name
+        or any(kwargs.get(name) is not None for name in ("cache", "past_key_values", "layout"))  # the older name
     ):
         result: tuple[Tensor, Tensor | None] = type(attention).forward(
             attention, hidden_states, position_embeddings, attention_mask, **kwargs
@@ -68,27 +68,34 @@ def _forward(
     query, key, value = (project(hidden_states).view(shape).transpose(1, 2) for project in projections)
     query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
     rows = zip(*(each.to(hidden_states.dtype).split(lengths, 2) for each in (query, key, value)), strict=True)
-    mixed = torch.cat([_attend(q, k, v, attention.scaling, own=own) for q, k, v in rows], 2)
+    mixed = torch.cat([attend(q, k, v, attention.scaling, own=own) for q, k, v in rows], 2)
     return attention.o_proj(mixed.transpose(1, 2).reshape(*shape[:2], -1)), None
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, *, own: bool) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, *, own: bool, hidden: Tensor | None = None
+) -> Tensor:
+    """Queries [B, H, L, D], keys and values [B, K, S, D] with K | H -> [B, H, L, D].
+
+    `hidden` [B, 1, L, S] is added to the scores; None: each token sees itself and those before it, L = S. `own`: by
+    this module, on a CPU.
+    """
     if own:
-        return _CausalAttention.apply(query, key, value, scale)  # type: ignore[no-any-return, no-untyped-call]
-    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+        if hidden is None:
+            hidden = torch.full((query.shape[2], key.shape[2]), -math.inf).triu_(1)
+        return _Attention.apply(query, key, value, scale, hidden)  # type: ignore[no-any-return, no-untyped-call]
+    given = {"is_causal": True} if hidden is None else {"attn_mask": hidden.to(query.dtype)}
+    return scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True, **given)
 
 
-class _CausalAttention(torch.autograd.Function):
-    """Queries [B, H, L, D], keys and values [B, K, L, D] with K | H -> [B, H, L, D]."""
-
+class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        (batch, heads, length, size), shared = query.shape, key.shape[1]
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor) -> Tensor:
+        (batch, heads, length, size), (shared, seen) = query.shape, key.shape[1:3]
         rows = query.reshape(batch * shared, -1, size)
-        key, value = (each.reshape(batch * shared, length, size) for each in (key, value))
-        scores = rows.bmm(key.transpose(1, 2)).float().view(-1, length, length)
-        later = torch.full((length, length), -math.inf).triu_(1)
-        shares = torch.softmax(scores.mul_(scale).add_(later), -1).to(query.dtype).view(len(rows), -1, length)
+        key, value = (each.reshape(batch * shared, seen, size) for each in (key, value))
+        scores = rows.bmm(key.transpose(1, 2)).float().view(batch, heads, length, seen)
+        shares = torch.softmax(scores.mul_(scale).add_(hidden), -1).to(query.dtype).view(len(rows), -1, seen)
         mixed = shares.bmm(value)
         ctx.save_for_backward(rows, key, value, shares, mixed)
         ctx.scale, ctx.shape = scale, (batch, heads, length, size)
@@ -97,13 +104,13 @@ class _CausalAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, key, value, shares, mixed = ctx.saved_tensors
-        batch, _, length, size = ctx.shape
+        batch, size = ctx.shape[0], ctx.shape[-1]
         grad = grad.reshape(rows.shape)
         own = (grad * mixed).sum(-1, keepdim=True, dtype=torch.float32).to(grad.dtype)
         d_scores = grad.bmm(value.transpose(1, 2)).sub_(own).mul_(shares).mul_(ctx.scale)
         d_query = d_scores.bmm(key).view(ctx.shape)
         d_key, d_value = (
-            weights.transpose(1, 2).bmm(given).view(batch, -1, length, size)
+            weights.transpose(1, 2).bmm(given).view(batch, -1, key.shape[1], size)
             for weights, given in ((d_scores, rows), (shares, grad))
         )
-        return d_query, d_key, d_value, None
+        return d_query, d_key, d_value, None, None

@@ -53,10 +53,11 @@ from .prompts import (
     settle_limits,
     silence,
 )
-from .rollouts import Rollouts, output_layer_at, ragged, ragged_split, scoring_inputs, unpad
+from .rollouts import Rollouts, ragged, ragged_split, scoring_pass, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
 from .served_sampler import ServedSampler
+from .shared_prompts import shared_pass, shares_prompts
 from .states import pooled_states
 from .token_logprobs import without_logits
 
@@ -287,7 +288,9 @@ class LanguageModel(NoCopy):
     def _samples_merged(self) -> bool:
         return merging_pays(self.model)  # once: a run's samples must not change with the memory that is free
 
-    def logprobs(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
+    def logprobs(
+        self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0, share_prompts: bool = False
+    ) -> Tensor:
         """Returns log p(token | prompt, tokens before it) of every response token: flat [sum T] float32.
 
         Rows are padded on the right, where a causal model cannot see the pads: no number depends on the batch.
@@ -296,26 +299,29 @@ class LanguageModel(NoCopy):
             rollouts: B rows; split large batches with `rollouts.micro_batches`.
             role: "policy" (gradients flow if they are enabled) or "reference" (never).
             temperature: Divides the logits; must be that of sampling for the two to agree. 0 counts as 1, as there.
+            share_prompts: Neighbours with equal prompts read them once, if the model can: see `shared_prompts`.
 
         Raises:
             ValueError: Unknown role, or a row longer than the positions the model knows.
             RuntimeError: The role is "reference" and there is none; call `add_reference` first.
         """
         tokens = rollouts.tokens.to(self.device)
+        read = partial(self._read, rollouts, role, share_prompts=share_prompts)
         if isinstance(self.model, peft.PeftModel):
             options = {"temperature": temperature, "silent": control_tokens(self._base_model)}
-            read = partial(self._read, rollouts, role)
             if (fast := without_logits(self._role(role), read, tokens, **options)) is not None:
                 return fast
-        logits = self.logits(rollouts, role=role, temperature=temperature)
-        return -nn.functional.cross_entropy(logits, tokens, reduction="none")
+        return -nn.functional.cross_entropy(self._logits(read(), temperature), tokens, reduction="none")
 
     def logits(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
         """Returns the logits at each response token's place: flat [sum T, V] float32; -inf for control tokens.
 
         Arguments and errors as of `logprobs`.
         """
-        logits = silence(self._read(rollouts, role).float(), control_tokens(self._base_model))
+        return self._logits(self._read(rollouts, role), temperature)
+
+    def _logits(self, given: Tensor, temperature: float) -> Tensor:
+        logits = silence(given.float(), control_tokens(self._base_model))
         return logits if temperature in (0, 1) else logits / temperature
 
     def states(self, rollouts: Rollouts, *, pool: Literal["mean", "last"] = "mean") -> Tensor:
@@ -387,12 +393,14 @@ class LanguageModel(NoCopy):
             raise RuntimeError("This language model has no reference yet; call add_reference() before training")
         return self.reference if role == "reference" and self.reference is not None else self._base_model
 
-    def _read(self, rollouts: Rollouts, role: str) -> Tensor:
+    def _read(self, rollouts: Rollouts, role: str, *, share_prompts: bool = False) -> Tensor:
         """What a role's output layer gives at each response token's place, [sum T, V]."""
         model = self._role(role)
         check_positions(self._base_model, int(rollouts.total_lengths.max()) if len(rollouts) else 1)
-        inputs, predicts = scoring_inputs(model, rollouts.to(self.device), self.tokenizer.eos_token_id)
-        with output_layer_at(model, predicts), torch.set_grad_enabled(torch.is_grad_enabled() and role == "policy"):
+        rollouts, shared = rollouts.to(self.device), share_prompts and len(rollouts) and shares_prompts(model)
+        fill = self.tokenizer.eos_token_id
+        reading = shared_pass(model, rollouts) if shared else scoring_pass(model, rollouts, fill)
+        with reading as inputs, torch.set_grad_enabled(torch.is_grad_enabled() and role == "policy"):
             if role == "policy" or model is self.reference:
                 return cast(Tensor, (self.model if role == "policy" else model)(**inputs).logits)
             # The call sees the copies in place of the parameters; the model itself and its peft state stay untouched.

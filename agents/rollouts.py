@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from ..last_layer import last_mlp_at
 from .attention import packs
@@ -188,15 +189,28 @@ def packed_inputs(tokens: Tensor, lengths: list[int]) -> dict[str, Any]:
 
 
 @contextmanager
-def output_layer_at(model: Any, positions: Tensor) -> Iterator[None]:
+def scoring_pass(model: Any, rollouts: Rollouts, fill_token_id: int) -> Iterator[dict[str, Any]]:
+    """A model's keywords for one pass inside, whose logits are those of each response token, [sum T, V]."""
+    inputs, predicts = scoring_inputs(model, rollouts, fill_token_id)
+    with output_layer_at(model, predicts):
+        yield inputs
+
+
+@contextmanager
+def output_layer_at(model: Any, positions: Tensor, order: Tensor | None = None) -> Iterator[None]:
     """Forward passes inside compute the logits of some positions ([B, L] mask) only: flat [n, V] instead of [B, L, V].
 
-    The last layer's MLP is computed there only, too. Hidden states are picked in front of the output layer, so whatever
+    `order`: which of these n they are to be of, in what order and how often. The last layer's MLP is computed there only, too. Hidden states are picked in front of the output layer, so whatever
     the model does to its logits (a scale, a soft cap) still happens. Works under a LoRA wrapper (`model` is the one
     below it) and `functional_call`, and with versions of transformers whose `logits_to_keep` takes no mask (before
     5.21).
     """
-    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (inputs[0][positions],))
+
+    def pick(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        picked = inputs[0][positions]
+        return (picked if order is None else embedding(order, picked),)
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(pick)
     try:
         with last_mlp_at(model, positions):
             yield
