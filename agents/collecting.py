@@ -30,7 +30,7 @@ from .losses import masked_moments
 from .policy_agent import PolicyConfig, fitting
 from .processes import Processes, judge_together
 from .prompts import prompt_lengths
-from .rollouts import Rollouts, length_mask, pad_rows
+from .rollouts import Groups, Rollouts, length_mask, pad_rows
 from .settings import Count, Natural, Positive
 from .tracking import without_nan
 
@@ -218,11 +218,13 @@ class Collector:
         return Rollouts.given(texts, texts, prompts, responses, finished, self._policy.device)
 
 
-def columns(loop: Loop, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor]) -> Tensor:
-    """`compute` of each response token, [B, T], in micro-batches."""
+def columns(
+    loop: Loop, rollouts: Rollouts, compute: Callable[[Rollouts], Tensor], groups: Groups | None = None
+) -> Tensor:
+    """`compute` of each response token, [B, T], in micro-batches; by `groups` if it shares prompts."""
     device = rollouts.lengths.device
     table = torch.zeros(length_mask(rollouts.lengths).shape, device=device)
-    for rows in loop.cut(rollouts.total_lengths):
+    for rows in loop.cut(rollouts.total_lengths, groups):
         part = rollouts[rows.to(device)]
         with loop.processes.autocast():
             table[rows.to(device)] = pad_rows(compute(part), part.lengths, width=table.shape[1])
@@ -240,21 +242,26 @@ def update_in_epochs(
     trained: NDArray[np.int64],
     num_epochs: int,
     num_minibatches: int,
+    group_size: int = 1,
+    groups: Groups | None = None,
 ) -> dict[str, float]:
     """Epochs of minibatch updates on this process's rows by `sums` over some of them; their mean metrics.
 
     A row reads `sizes` [B] tokens and counts as `counts` [B] items in the means; None: as one. `numbers` [B],
     ascending, is what the rows are called among those of all processes, `trained` the numbers that all together train
-    on; `key` decides, with the number of the epoch, the order of these.
+    on; `key` decides, with the number of the epoch, the order of these. Each `group_size` successive numbers stay
+    together in it, and so in a minibatch where sizes allow. `groups` are of the rows, if `sums` shares prompts.
     """
     device, sizes = sizes.device, sizes.cpu()
     items = torch.ones_like(sizes) if counts is None else counts.cpu()
+    together = np.split(trained, np.flatnonzero(np.diff(trained // group_size)) + 1)
     updates = []
     for epoch in range(num_epochs):
         # The same order on all processes: a minibatch is one of all, of which each works on the rows it has.
-        order = keyed_rng(loop.seed, "minibatches", key[0], epoch, *key[1:]).permutation(trained)
+        drawn = keyed_rng(loop.seed, "minibatches", key[0], epoch, *key[1:]).permutation(len(together))
+        order = np.concatenate([together[place] for place in drawn])
         for rows in (places(numbers, part) for part in np.array_split(order, num_minibatches)):
-            micro = [rows[part].to(device) for part in loop.cut(sizes[rows])]
+            micro = [rows[part].to(device) for part in loop.cut(sizes[rows], groups and groups.of(rows))]
             updates.append(loop.update(micro, sums, count=int(items[rows].sum())))
     return {name: math.fsum(update[name] for update in updates) / len(updates) for name in updates[0]}
 

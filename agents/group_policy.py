@@ -57,8 +57,9 @@ from .losses import (
 )
 from .policy_agent import PolicyAgent
 from .ppo import sandbox_sizes
-from .rollouts import Rollouts, length_mask, pad_rows, segment_sum, unpad
+from .rollouts import Groups, Rollouts, fullest, length_mask, pad_rows, segment_sum, unpad
 from .settings import Count, NonNegative, Positive
+from .shared_prompts import shares_prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,9 +219,8 @@ def group_advantages(
     if config.scale == "group":
         return advantages / ((summed(centred.square()) / (size - 1).clamp(min=1)).sqrt() + config.scale_eps)
     if config.scale == "step":
-        return advantages / (
-            unbiased(rewards, torch.ones_like(rewards, dtype=torch.bool), reduce)[1] + config.scale_eps
-        )
+        deviation = unbiased(rewards, torch.ones_like(rewards, dtype=torch.bool), reduce)[1]
+        return advantages / (deviation + config.scale_eps)
     return advantages
 
 
@@ -316,6 +316,8 @@ class GroupPolicy(PolicyAgent):
         self._collector = Collector(env, self.policy, self.config, who=self.label, num_generations=group)
         self.num_left_out = self._collector.num_left_out
         self.policy.add_reference()
+        self._shares = group > 1 and shares_prompts(self.policy.model)
+        self._logprobs = partial(self.policy.logprobs, temperature=self.config.temperature, share_prompts=self._shares)
         self._loop = self._start(
             self.config, total=self.config.total_steps, inputs=self._collector.describe, out=out, resume=resume
         )
@@ -331,8 +333,9 @@ class GroupPolicy(PolicyAgent):
         config, loop = self.config, self._loop
         for step in loop:
             rollouts, scores, numbers, metrics = self._collector.collect(loop, step)
+            groups = Groups(torch.from_numpy(numbers // config.num_generations), rollouts.prompt_lengths.cpu())
             with loop.timed("prepare"), loop.whole():
-                experience, equal, prepared = self._prepare(rollouts, scores, numbers)
+                experience, equal, prepared = self._prepare(rollouts, scores, groups)
             kept = numbers[~equal] if config.leave_out_equal else numbers
             trained = np.sort(np.fromiter(chain.from_iterable(loop.processes.gather(kept.tolist())), np.int64))
             if not len(trained):  # nothing to learn, and nothing is learned: all advantages are 0
@@ -347,43 +350,43 @@ class GroupPolicy(PolicyAgent):
                 trained=trained,
                 num_epochs=config.num_epochs,
                 num_minibatches=min(config.rollout_batch_size // config.minibatch_size, len(trained)),
+                group_size=config.num_generations,
+                groups=groups if self._shares else None,
             )
             yield loop.log({**metrics, **prepared, "kl/coef": config.kl_coef, **means})
 
     def _sums(self, experience: Experience, rows: Tensor) -> dict[str, Tensor]:
         rollouts = experience[0][rows]
         old, ref, advantages = (unpad(column[rows], rollouts.lengths) for column in experience[1:])
-        logprobs = self.policy.logprobs(rollouts, temperature=self.config.temperature)
-        longest = self._collector.width
-        return group_sums(logprobs, old, ref, advantages, rollouts.lengths, self.config, longest=longest)
+        given = self._logprobs(rollouts), old, ref, advantages, rollouts.lengths, self.config
+        return group_sums(*given, longest=self._collector.width)
 
     def _largest(self) -> tuple[list[int], Sums]:
         rollouts = self._collector.longest_rollouts()
         column = torch.zeros(length_mask(rollouts.lengths).shape, device=rollouts.lengths.device)
-        return rollouts.total_lengths.tolist(), partial(self._sums, (rollouts, column, column, column))
+        sums = partial(self._sums, (rollouts, column, column, column))
+        return rollouts.total_lengths.tolist(), (lambda rows: sums(fullest(rollouts, rows))) if self._shares else sums
 
     @torch.no_grad()
     def _prepare(
-        self, rollouts: Rollouts, scores: Tensor, numbers: NDArray[np.int64]
+        self, rollouts: Rollouts, scores: Tensor, groups: Groups
     ) -> tuple[Experience, NDArray[np.bool_], dict[str, float]]:
         """What the loss needs, which rows are of a group of equal rewards, and metrics."""
         config, reduce = self.config, self._loop.processes.reduce
-        mask, logprobs = length_mask(rollouts.lengths), partial(self.policy.logprobs, temperature=config.temperature)
-        if self.policy.samples_exactly:
-            old = pad_rows(rollouts.logprobs, rollouts.lengths)
-        else:
-            old = columns(self._loop, rollouts, logprobs)
-        ref = columns(self._loop, rollouts, partial(logprobs, role="reference"))
+        mask, shared = length_mask(rollouts.lengths), groups if self._shares else None
+        sampled = pad_rows(rollouts.logprobs, rollouts.lengths)
+        old = sampled if self.policy.samples_exactly else columns(self._loop, rollouts, self._logprobs, shared)
+        ref = columns(self._loop, rollouts, partial(self._logprobs, role="reference"), shared)
         penalty = config.kl_coef if config.kl_in == "reward" else 0.0
         rewards, _ = shape_rewards(scores, old, ref, mask, kl_coef=penalty, kind=config.kl_estimator)
-        groups = torch.from_numpy(numbers // config.num_generations).to(scores.device)
+        place = groups.numbers.to(scores.device)
         if config.to_go:
             advantages = returns_to_go(rewards, mask, reduce=reduce)
         else:
             whole = rewards.double().sum(1) if penalty else scores
-            own = group_advantages(whole, groups, config, reduce=reduce)
+            own = group_advantages(whole, place, config, reduce=reduce)
             advantages = zero_outside(own[:, None].expand(mask.shape), mask).to(old.dtype)
-        equal = equal_groups(scores, groups).cpu().numpy() & (config.num_generations > 1)
+        equal = equal_groups(scores, place).cpu().numpy() & (config.num_generations > 1)
         metrics = self._loop.processes.means(
             {
                 "reward/mean": rewards.sum(1),

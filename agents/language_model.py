@@ -46,18 +46,18 @@ from .prompts import (
     encode_prompts,
     end_ids,
     extend,
+    final_logits,
     insert,
     own_control_token,
     read_adapter_files,
     settle,
     settle_limits,
-    silence,
 )
-from .rollouts import Rollouts, ragged, ragged_split, scoring_pass, unpad
+from .rollouts import Rollouts, ragged, ragged_split, unpad
 from .sampling import draw_uniforms, sample
 from .saving import save_files
 from .served_sampler import ServedSampler
-from .shared_prompts import shared_pass, shares_prompts
+from .shared_prompts import scoring_pass
 from .states import pooled_states
 from .token_logprobs import without_logits
 
@@ -305,24 +305,19 @@ class LanguageModel(NoCopy):
             ValueError: Unknown role, or a row longer than the positions the model knows.
             RuntimeError: The role is "reference" and there is none; call `add_reference` first.
         """
-        tokens = rollouts.tokens.to(self.device)
-        read = partial(self._read, rollouts, role, share_prompts=share_prompts)
-        if isinstance(self.model, peft.PeftModel):
-            options = {"temperature": temperature, "silent": control_tokens(self._base_model)}
-            if (fast := without_logits(self._role(role), read, tokens, **options)) is not None:
-                return fast
-        return -nn.functional.cross_entropy(self._logits(read(), temperature), tokens, reduction="none")
+        tokens, read = rollouts.tokens.to(self.device), partial(self._read, rollouts, role, share_prompts)
+        options: dict[str, Any] = {"temperature": temperature, "silent": control_tokens(self._base_model)}
+        adapted = isinstance(self.model, peft.PeftModel)
+        if adapted and (fast := without_logits(self._role(role), read, tokens, **options)) is not None:
+            return fast
+        return -nn.functional.cross_entropy(final_logits(read(), **options), tokens, reduction="none")
 
     def logits(self, rollouts: Rollouts, *, role: str = "policy", temperature: float = 1.0) -> Tensor:
         """Returns the logits at each response token's place: flat [sum T, V] float32; -inf for control tokens.
 
         Arguments and errors as of `logprobs`.
         """
-        return self._logits(self._read(rollouts, role), temperature)
-
-    def _logits(self, given: Tensor, temperature: float) -> Tensor:
-        logits = silence(given.float(), control_tokens(self._base_model))
-        return logits if temperature in (0, 1) else logits / temperature
+        return final_logits(self._read(rollouts, role), temperature, control_tokens(self._base_model))
 
     def states(self, rollouts: Rollouts, *, pool: Literal["mean", "last"] = "mean") -> Tensor:
         """The last layer's hidden states at the response tokens of B rows, averaged, or the last: [B, H] float32.
@@ -393,13 +388,11 @@ class LanguageModel(NoCopy):
             raise RuntimeError("This language model has no reference yet; call add_reference() before training")
         return self.reference if role == "reference" and self.reference is not None else self._base_model
 
-    def _read(self, rollouts: Rollouts, role: str, *, share_prompts: bool = False) -> Tensor:
+    def _read(self, rollouts: Rollouts, role: str, share_prompts: bool = False) -> Tensor:
         """What a role's output layer gives at each response token's place, [sum T, V]."""
         model = self._role(role)
         check_positions(self._base_model, int(rollouts.total_lengths.max()) if len(rollouts) else 1)
-        rollouts, shared = rollouts.to(self.device), share_prompts and len(rollouts) and shares_prompts(model)
-        fill = self.tokenizer.eos_token_id
-        reading = shared_pass(model, rollouts) if shared else scoring_pass(model, rollouts, fill)
+        reading = scoring_pass(model, rollouts.to(self.device), self.tokenizer.eos_token_id, share=share_prompts)
         with reading as inputs, torch.set_grad_enabled(torch.is_grad_enabled() and role == "policy"):
             if role == "policy" or model is self.reference:
                 return cast(Tensor, (self.model if role == "policy" else model)(**inputs).logits)

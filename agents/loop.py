@@ -44,7 +44,7 @@ from .memory import GB, DeviceMemory, Probe, checkpointed_layers, first_tried, g
 from .optimizer import Optimizer
 from .precision import Precision
 from .processes import Processes, float32_matmuls, settled
-from .rollouts import micro_batches
+from .rollouts import Groups, group_batches, micro_batches
 from .settings import FREE_TO_CHANGE, TrainingConfig, schedule_factor
 from .sharding import full, local, make_shards
 from .tracking import RunLog
@@ -166,8 +166,10 @@ class Loop:
             lengths = (0, 0) if folder is None else self.processes.together(lambda: self._restore(folder))
             self.processes.together(lambda: self._continue(out, *lengths))
 
-    def cut(self, total_lengths: Sequence[int] | Tensor) -> list[Tensor]:
-        """Micro-batches of rows of so many tokens each."""
+    def cut(self, total_lengths: Sequence[int] | Tensor, groups: Groups | None = None) -> list[Tensor]:
+        """Micro-batches of rows of so many tokens each; rows of a group that are neighbours read its prompt once."""
+        if groups is not None:
+            return group_batches(torch.as_tensor(total_lengths), groups, self.micro_batch_tokens)
         return micro_batches(total_lengths, self.micro_batch_tokens, packed=self._packed)
 
     def update(self, micro_batches: Sequence[Tensor], sums: Sums, *, count: float) -> dict[str, float]:

@@ -285,6 +285,12 @@ def silence(logits: Tensor, tokens: Sequence[int]) -> Tensor:
     return logits.masked_fill(columns, -torch.inf)
 
 
+def final_logits(given: Tensor, temperature: float, silent: Sequence[int]) -> Tensor:
+    """What an output layer gave, in float32, without `silent` tokens and divided by the temperature; 0 counts as 1."""
+    logits = silence(given.float(), silent)
+    return logits if temperature in (0, 1) else logits / temperature
+
+
 def insert(prompt: Sequence[int], token: int | None, bos: int | None) -> list[int]:
     """A prompt's ids with `token` in front, behind BOS if the prompt begins with it; None changes nothing."""
     start = 1 if bos is not None and list(prompt[:1]) == [bos] else 0

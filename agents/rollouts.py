@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +120,22 @@ class Rollouts:
         return replace(self, **tensors)
 
 
+class Groups(NamedTuple):
+    """Rows that read their prompt together.
+
+    Attributes:
+        numbers: [B] int64, the group that each row is of.
+        prompts: [B] int64, the tokens of its prompt.
+    """
+
+    numbers: Tensor
+    prompts: Tensor
+
+    def of(self, rows: Tensor) -> Groups:
+        """Those of some rows."""
+        return Groups(self.numbers[rows], self.prompts[rows])
+
+
 def ragged_split(flat: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
     """Cuts a flat [sum T] tensor into B views of lengths [B]."""
     return torch.split(flat, lengths.tolist())
@@ -189,21 +205,13 @@ def packed_inputs(tokens: Tensor, lengths: list[int]) -> dict[str, Any]:
 
 
 @contextmanager
-def scoring_pass(model: Any, rollouts: Rollouts, fill_token_id: int) -> Iterator[dict[str, Any]]:
-    """A model's keywords for one pass inside, whose logits are those of each response token, [sum T, V]."""
-    inputs, predicts = scoring_inputs(model, rollouts, fill_token_id)
-    with output_layer_at(model, predicts):
-        yield inputs
-
-
-@contextmanager
 def output_layer_at(model: Any, positions: Tensor, order: Tensor | None = None) -> Iterator[None]:
     """Forward passes inside compute the logits of some positions ([B, L] mask) only: flat [n, V] instead of [B, L, V].
 
-    `order`: which of these n they are to be of, in what order and how often. The last layer's MLP is computed there only, too. Hidden states are picked in front of the output layer, so whatever
-    the model does to its logits (a scale, a soft cap) still happens. Works under a LoRA wrapper (`model` is the one
-    below it) and `functional_call`, and with versions of transformers whose `logits_to_keep` takes no mask (before
-    5.21).
+    `order`: of which of these n, in what order and how often. The last layer's MLP is computed there only, too. Hidden
+    states are picked in front of the output layer, so whatever the model does to its logits (a scale, a soft cap) still
+    happens. Works under a LoRA wrapper (`model` is the one below it) and `functional_call`, and with versions of
+    transformers whose `logits_to_keep` takes no mask (before 5.21).
     """
 
     def pick(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -243,6 +251,38 @@ def micro_batches(total_lengths: Sequence[int] | Tensor, max_tokens: int, *, pac
         batches.append(order[start : start + count])
         start += count
     return batches
+
+
+def group_batches(total_lengths: Tensor, groups: Groups, max_tokens: int) -> list[Tensor]:
+    """`micro_batches` of rows without pads in which neighbours of one group read their prompt once.
+
+    A group stays together if it fits.
+    """
+    parts: list[list[int]] = []
+    sizes: list[int] = []
+    before = None
+    rows: list[list[int]] = torch.stack([total_lengths.cpu(), groups.numbers.cpu(), groups.prompts.cpu()], 1).tolist()
+    for row, (total, group, prompt) in enumerate(rows):
+        if group == before and sizes[-1] + total - prompt <= max_tokens:
+            parts[-1].append(row)
+            sizes[-1] += total - prompt
+        else:
+            parts.append([row])
+            sizes.append(total)
+        before = group
+    batches = micro_batches(sizes, max_tokens, packed=True)
+    return [torch.tensor([row for part in batch.tolist() for row in parts[part]]) for batch in batches]
+
+
+def fullest(rollouts: Rollouts, rows: Tensor) -> Tensor:
+    """Rows that are as many tokens as some longest `rows` with a prompt for each, but have one prompt in common.
+
+    No micro-batch of that many tokens has more response tokens. The last of `rollouts` is not one of the longest.
+    """
+    if len(rows) < 2:
+        return rows
+    room = int(rollouts.total_lengths[rows].sum() - rollouts.prompt_lengths[0]) // int(rollouts.lengths[0])
+    return torch.arange(min(room, len(rollouts) - 1), device=rows.device)
 
 
 def _positions(lengths: Tensor, rows: Tensor) -> Tensor:

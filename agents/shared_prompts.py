@@ -1,11 +1,12 @@
-"""Passes with gradients in which a group's responses read their prompt once.
+"""Passes with gradients over responses; where they are of groups, a group's prompt is read once.
 
 All prompts, then all responses, are one row of tokens, without pads. Attention alone is of rows: a prompt attends to
 itself, a response to its prompt and itself. The rest of a layer does not know whose token it computes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from transformers import AttentionInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import LONGEST, attend
-from .rollouts import Rollouts, length_mask, micro_batches, output_layer_at, pad_rows, unpad
+from .rollouts import Rollouts, length_mask, output_layer_at, pad_rows, scoring_inputs, unpad
 
 SHARED: Final = "alpacafarm_shared"
 """The name of `attend_shared` in transformers' interface."""
@@ -51,11 +52,16 @@ def shares_prompts(model: Any) -> bool:
 
 
 @contextmanager
-def shared_pass(model: Any, rollouts: Rollouts) -> Iterator[dict[str, Any]]:
+def scoring_pass(model: Any, rollouts: Rollouts, fill_token_id: int, *, share: bool) -> Iterator[dict[str, Any]]:
     """A model's keywords for one pass inside, whose logits are those of each response token, [sum T, V].
 
-    Rows with one prompt that are neighbours share it.
+    `share`: rows with one prompt that are neighbours read it once, if the model can.
     """
+    if not (share and len(rollouts) and shares_prompts(model)):
+        inputs, predicts = scoring_inputs(model, rollouts, fill_token_id)
+        with output_layer_at(model, predicts):
+            yield inputs
+        return
     inputs, index = shared_inputs(rollouts)
     predicts = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     predicts[0, index] = True
@@ -112,19 +118,19 @@ def attend_shared(
 ) -> tuple[Tensor, None]:
     """Attention as transformers' interface asks for it: [1, heads, tokens, head size] -> [1, tokens, heads, size]."""
     size = query.shape[-1]
-    scale = size**-0.5 if scaling is None else scaling
-    flat = [states.to(value.dtype).transpose(1, 2)[0].flatten(1) for states in (query, key, value)]
+    queries, keys, values = (each.to(value.dtype).transpose(1, 2)[0].flatten(1) for each in (query, key, value))
 
     def rows(states: Tensor, places: Tensor) -> Tensor:
         # Its backward pass adds up what comes back to a token several times faster than that of an index.
-        return embedding(places, states).unflatten(-1, (-1, size)).transpose(1, 2)
+        return embedding(places, states).view(*places.shape, -1, size).transpose(1, 2)
 
-    own = value.device.type == "cpu" and value.dtype == torch.bfloat16 and layout.keys.shape[1] <= LONGEST
-    prompts = attend(*(rows(states, layout.prompts) for states in flat), scale, own=own)
-    query, key, value = (rows(flat[0], layout.responses), *(rows(states, layout.keys) for states in flat[1:]))
-    responses = attend(query, key, value, scale, own=own, hidden=layout.hidden)
+    small = value.device.type == "cpu" and value.dtype == torch.bfloat16 and layout.keys.shape[1] <= LONGEST
+    scaled = partial(attend, scale=size**-0.5 if scaling is None else scaling, own=small)
+    prompts = scaled(*(rows(states, layout.prompts) for states in (queries, keys, values)))
+    seen = [rows(states, layout.keys) for states in (keys, values)]
+    responses = scaled(rows(queries, layout.responses), *seen, hidden=layout.hidden)
     mixed = torch.cat([each.transpose(1, 2).flatten(0, 1).flatten(1) for each in (prompts, responses)])
-    return embedding(layout.back, mixed).unflatten(-1, (-1, size))[None], None
+    return embedding(layout.back, mixed).view(1, len(layout.back), -1, size), None
 
 
 AttentionInterface.register(SHARED, attend_shared)
@@ -158,35 +164,3 @@ def _attention_of(model: Any) -> Iterator[None]:
     finally:
         for layer, plain in zip(checkpointed, before, strict=True):
             layer._gradient_checkpointing_func = plain
-
-
-def group_batches(total_lengths: Tensor, prompts: Tensor, groups: Tensor, max_tokens: int) -> list[Tensor]:
-    """`micro_batches` of rows [B] in which neighbours of one group read their prompt, of so many tokens [B], once.
-
-    A group stays together if it fits.
-    """
-    parts: list[list[int]] = []
-    sizes: list[int] = []
-    before = None
-    rows: Sequence[tuple[int, int, int]] = torch.stack([total_lengths, prompts, groups], 1).tolist()
-    for row, (total, prompt, group) in enumerate(rows):
-        if group == before and sizes[-1] + total - prompt <= max_tokens:
-            parts[-1].append(row)
-            sizes[-1] += total - prompt
-        else:
-            parts.append([row])
-            sizes.append(total)
-        before = group
-    batches = micro_batches(sizes, max_tokens, packed=True)
-    return [torch.tensor([row for part in batch.tolist() for row in parts[part]]) for batch in batches]
-
-
-def fullest(rollouts: Rollouts, rows: Tensor) -> Tensor:
-    """Rows that are as many tokens as some longest `rows` with a prompt for each, but have one prompt in common.
-
-    No micro-batch of that many tokens has more response tokens. The last of `rollouts` is not one of the longest.
-    """
-    if len(rows) == 1:
-        return rows
-    room = int(rollouts.total_lengths[rows].sum() - rollouts.prompt_lengths[0]) // int(rollouts.lengths[0])
-    return torch.arange(min(room, len(rollouts) - 1), device=rows.device)

@@ -17,8 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from alpacafarm_env.agents import shared_prompts
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.memory import checkpointed_layers, gradient_checkpointing
-from alpacafarm_env.agents.rollouts import Rollouts
-from alpacafarm_env.agents.shared_prompts import group_batches, shares_prompts
+from alpacafarm_env.agents.rollouts import Groups, Rollouts, group_batches
+from alpacafarm_env.agents.shared_prompts import shares_prompts
 
 GROUPS = ((9, (5, 3, 7)), (4, (6,)), (1, (2, 4)), (12, (0, 8, 0, 1)), (9, (3, 3)), (7, (0,)), (5, (1, 1)))
 """Tokens of a prompt and of each of its responses. The first and the fifth prompt are equal."""
@@ -146,8 +146,8 @@ def test_long_rows_in_bfloat16_and_no_rows(policy_folder: Path, monkeypatch: pyt
 
 def test_micro_batches_count_a_groups_prompt_once_and_keep_it_together() -> None:
     prompts, lengths = torch.tensor([40, 40, 40, 20, 20, 90, 10, 10]), torch.tensor([10, 5, 20, 30, 30, 50, 45, 60])
-    groups = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3])
-    cut = group_batches(prompts + lengths, prompts, groups, 100)
+    groups = Groups(torch.tensor([0, 0, 0, 1, 1, 2, 3, 3]), prompts)
+    cut = group_batches(prompts + lengths, groups, 100)
     assert sorted(torch.cat(cut).tolist()) == list(range(8))
     assert [rows.tolist() for rows in cut] == [[5], [3, 4], [0, 1, 2], [7], [6]]
-    assert group_batches(lengths[:0], lengths[:0], lengths[:0], 100) == []
+    assert group_batches(lengths[:0], groups.of(lengths[:0]), 100) == []
