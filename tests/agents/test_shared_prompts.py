@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_worlds import HEADS, LORA, SPECIAL_IDS, TEMPLATE, build_gpt2, build_llama, generator, load_policy
+from tiny_worlds import HEADS, LORA, SPECIAL_IDS, TEMPLATE, build_gpt2, build_llama, generator, load_policy, make_env
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from alpacafarm_env.agents import shared_prompts
+from alpacafarm_env.agents.group_policy import GroupPolicy, GRPOConfig
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.memory import checkpointed_layers, gradient_checkpointing
-from alpacafarm_env.agents.rollouts import Groups, Rollouts, group_batches
+from alpacafarm_env.agents.rollouts import Groups, Rollouts, group_batches, ragged_split
 from alpacafarm_env.agents.shared_prompts import shares_prompts
 
 GROUPS = ((9, (5, 3, 7)), (4, (6,)), (1, (2, 4)), (12, (0, 8, 0, 1)), (9, (3, 3)), (7, (0,)), (5, (1, 1)))
@@ -151,3 +153,47 @@ def test_micro_batches_count_a_groups_prompt_once_and_keep_it_together() -> None
     assert sorted(torch.cat(cut).tolist()) == list(range(8))
     assert [rows.tolist() for rows in cut] == [[5], [3, 4], [0, 1, 2], [7], [6]]
     assert group_batches(lengths[:0], groups.of(lengths[:0]), 100) == []
+
+
+def test_minibatches_hold_whole_groups_and_read_prompts_once(policy_folder: Path) -> None:
+    """Some groups are left out, and the last minibatch is of one group less."""
+    config = GRPOConfig.sandbox(
+        total_steps=1, num_generations=4, rollout_batch_size=16, minibatch_size=8, max_response_tokens=8, num_epochs=2
+    )
+    policy = load_policy(policy_folder, max_response_tokens=8)
+    agent = GroupPolicy(make_env(16), policy, config=replace(config, leave_out_equal=True))
+    loop, updated = agent._loop, list[list[int]]()
+    update = loop.update
+
+    def noting(micro: Any, sums: Any, *, count: float) -> dict[str, float]:
+        updated.append(sorted(torch.cat(micro).tolist()))
+        rows = sums.args[0][0][torch.cat(micro)]
+        prompts = {tuple(each.tolist()) for each in ragged_split(rows.prompt_tokens, rows.prompt_lengths)}
+        with reading(policy) as seen:
+            means = update(micro, sums, count=count)
+        assert len(micro) == 1
+        assert seen == [sum(map(len, prompts)) + int((rows.lengths - 1).clamp(min=0).sum())]
+        return means
+
+    loop.update = noting  # type: ignore[method-assign]
+    agent.learn()
+    for rows in updated:
+        groups = {row // 4 for row in rows}
+        assert rows == sorted(4 * group + place for group in groups for place in range(4))
+    assert len(updated) == 4
+
+
+def test_the_fullest_pass_has_the_tokens_it_stands_for(policy_folder: Path) -> None:
+    config = GRPOConfig.sandbox(num_generations=8, rollout_batch_size=32, minibatch_size=32, max_response_tokens=8)
+    policy = load_policy(policy_folder, max_response_tokens=8)
+    agent = GroupPolicy(make_env(32), policy, config=config)
+    sizes, sums = agent._largest()
+    longest, shortest = sizes[0], sizes[-1]
+    prompt = longest - 8
+    for items in (1, 2, 4):
+        with reading(policy) as seen:
+            sums(torch.arange(items))
+        assert items * longest - 8 <= seen[0] + (seen[0] - prompt) // 7 <= items * longest
+    with reading(policy) as seen:
+        sums(torch.tensor([len(sizes) - 1]))
+    assert seen[0] < shortest
