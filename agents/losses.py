@@ -300,3 +300,13 @@ def _squared_errors(values: Tensor, old_values: Tensor, returns: Tensor, clip: f
     check_shapes(values=values, old_values=old_values, returns=returns)
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return (values - returns).square(), (clipped - returns).square()
+
+
+def equal_groups(rewards: Tensor, groups: Tensor) -> Tensor:
+    """[B] bool, whether all rewards [B] of a row's group are the same number."""
+    found, place = torch.unique(groups, return_inverse=True)
+    ends = [
+        rewards.new_zeros(len(found)).scatter_reduce(0, place, rewards, each, include_self=False)[place]
+        for each in ("amin", "amax")
+    ]
+    return ends[0] == ends[1]

@@ -24,11 +24,11 @@ MAY_IMPORT = {
 }
 BUDGETS = {
     "alpacafarm_env": 9_736,
-    "agents": 5_290,
+    "agents": 5_436,
     "wrappers": 181,
     "benchmarks": 8_764,
     "examples": 432,
-    "tests": 20_244,
+    "tests": 20_386,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

@@ -17,12 +17,11 @@ from alpacafarm_env.agents.group_policy import (
     GSPOConfig,
     ReinforcePPConfig,
     RLOOConfig,
-    equal_groups,
     group_advantages,
     group_loss,
     group_sums,
 )
-from alpacafarm_env.agents.losses import gae, place_scores, returns_to_go
+from alpacafarm_env.agents.losses import equal_groups, gae, place_scores, returns_to_go
 from alpacafarm_env.agents.rollouts import length_mask
 
 METHODS = (GRPOConfig, DrGRPOConfig, DAPOConfig, GSPOConfig, RLOOConfig, ReinforcePPConfig)
