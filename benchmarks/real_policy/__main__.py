@@ -11,7 +11,8 @@ policy's samples. The parts, each of which needs those before it:
     golds    both golds' scores of all samples (minutes)
     curves   best-of-n by linear models and trees, of own and of recorded pairs (minutes each)
     lora     the same by the policy itself as a reward model, one number of labels
-    ppo, dpo the policy trained by LoRA against a noisy and a clean proxy, and on the same labels (hours)
+    ppo, grpo, rloo   the policy trained by LoRA against a noisy and a clean proxy (hours)
+    dpo      the same on the proxies' labels (hours)
     texts    the answers that a proxy and a gold like best
 
 Each is resumed where it was stopped, within a cell too. The page is made of what there is, and says what is not;
@@ -47,13 +48,13 @@ from .texts import text_cell
 from .training import lora_cell, runs_of, train_policy
 
 NAME: Final = "real_policy"
-Part = Literal["answers", "states", "golds", "curves", "lora", "ppo", "dpo", "texts", "page"]
+Part = Literal["answers", "states", "golds", "curves", "lora", "ppo", "grpo", "rloo", "dpo", "texts", "page"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
-AGENTS: Final[tuple[Part, ...]] = ("ppo", "dpo")
+AGENTS: Final[tuple[Part, ...]] = ("ppo", "grpo", "rloo", "dpo")
 NEEDS: Final[Mapping[Part, tuple[Part, ...]]] = {
     "states": ("answers",),
     "golds": ("answers", "states"),
-    **dict.fromkeys(("curves", "lora", "ppo", "dpo", "texts"), ("golds",)),
+    **dict.fromkeys(("curves", "lora", *AGENTS, "texts"), ("golds",)),
 }
 
 
@@ -65,7 +66,7 @@ class RealPolicyOptions(StudyOptions):
     quick_defaults: ClassVar[Mapping[str, Any]] = {"seeds": 1, "state_models": 4}
 
     seeds: Count = 3
-    """Number of runs of PPO and of DPO by each share of flips: seeds 0 .. N-1."""
+    """Number of runs of each method that trains the policy, by each share of flips: seeds 0 .. N-1."""
     policy: str = ""
     """The policy: a folder or hub name of a language model with a prompt template."""
     parts: tuple[Part, ...] = PARTS

@@ -1,7 +1,7 @@
-"""Training against proxies and on their labels: a LoRA reward model, PPO, and DPO.
+"""Training against proxies and on their labels: a LoRA reward model, PPO, GRPO, RLOO, and DPO.
 
 Proxies are linear, of own pairs of the instructions at odd places, labelled by gold A; policies are judged on those at
-even places. PPO's prompts are the instructions that are answered nowhere in the study.
+even places. Prompts to sample for are the instructions that are answered nowhere in the study.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ RATE: Final = 1e-4
 KL_COEF: Final = 0.02
 """What a nat costs PPO, in standard deviations of the proxy within an instruction."""
 LORA: Final = 8
+GROUP: Final = 8
+"""Responses to an instruction by GRPO and RLOO."""
+GROUP_STEPS: Final = 30
+"""Most steps of theirs."""
 
 
 @cache
@@ -78,7 +82,7 @@ def labelled(plan: Plan, flip: float, seed: int) -> tuple[Preference, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyRun(Experiment):
-    """PPO or DPO by labels of which a share is flipped."""
+    """A method by labels of which a share is flipped."""
 
     plan: Plan
     flip: float
@@ -92,18 +96,17 @@ class PolicyRun(Experiment):
     def __post_init__(self) -> None:
         sizes = self.plan.sizes
         updates = -(-sizes.trained // 16)
-        online: dict[str, Any] = {
-            "total_steps": sizes.steps[-1],
-            "rollout_batch_size": sizes.rollouts,
-            "kl_coef": KL_COEF,
-        }
-        online |= {"minibatch_size": max(1, sizes.rollouts // 2), "value": "adapter"}
+        steps = tuple(step for step in sizes.steps if self.agent == "ppo" or step <= GROUP_STEPS)
+        online: dict[str, Any] = {"total_steps": steps[-1], "rollout_batch_size": sizes.rollouts, "kl_coef": KL_COEF}
+        online["minibatch_size"] = max(1, sizes.rollouts // 2)
         kept: dict[str, Any] = {"learning_rate": RATE, "schedule": "constant", "save_every": 5, "keep_checkpoints": 1}
         kept["precision"] = self.plan.precision
-        own: dict[str, Any] = online if self.agent == "ppo" else {"batch_size": 16, "epochs": PASSES}
+        group = {**online, "num_generations": min(GROUP, sizes.rollouts)}
+        fields = {"ppo": {**online, "value": "adapter"}, "dpo": {"batch_size": 16, "epochs": PASSES}}
+        own: dict[str, Any] = fields.get(self.agent, group)
         settled: dict[str, Any] = {
             "cell": f"{self.agent}, {100 * self.flip:g} % flips, seed {self.seed}",
-            "places": sizes.steps if self.agent == "ppo" else tuple(sorted({0, updates // 2, updates})),
+            "places": tuple(sorted({0, updates // 2, updates})) if self.agent == "dpo" else steps,
             "splits": (("eval", self.plan.sizes.halved),),
             "changed": tuple((own | kept).items()),
             "max_response_tokens": sizes.tokens,

@@ -102,7 +102,7 @@ def test_every_part_is_done_and_shown(finished):
     made = page(options.out)
     assert set(made.figures) == {"best_of_n_own", "best_of_n_recorded", "training"}
     assert not any("Not finished" in text for text in made.findings)
-    assert {*tables["runs"].method} == {"ppo", "dpo"}
+    assert {*tables["runs"].method} == {"ppo", "grpo", "rloo", "dpo"}
     assert {*tables["curves"].kind} == {"linear", "trees", "lora"}
     start = tables["curves"][tables["curves"].n == 1]
     assert (start["mean"] == 0).all()
