@@ -24,9 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..errors import NotEnoughMemoryError
+from ..errors import NotEnoughMemoryError, warn_caller
 from ..pretrained import USABLE, free_host_memory
-from .prompts import warn_caller
 from .rollouts import micro_batches
 
 FIRST_TRIED: Final = {"cpu": 1024, "cuda": 16384}

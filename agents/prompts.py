@@ -18,7 +18,6 @@ config.json, as `alpacafarm_control_tokens` and `alpacafarm_control_token`; with
 config.json, in alpacafarm_control_tokens.json, and their embeddings are part of the adapter.
 """
 
-import inspect
 import json
 import re
 import sys
@@ -33,7 +32,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..chat_templates import special_ids
-from ..errors import DataError
+from ..errors import DataError, warn_caller
 from ..oracles.base import check_batch, shorten
 from ..oracles.reward_model import num_positions
 from ..pretrained import token_limits
@@ -117,14 +116,6 @@ def check_budget(micro_batch_tokens: int | None, longest: int, *, who: str) -> N
             f"{who}: expected micro-batches of at least {longest} tokens, as the longest row can have, got "
             f"micro_batch_tokens={micro_batch_tokens}."
         )
-
-
-def warn_caller(text: str) -> None:
-    """Warns at the line outside this package that led here, however many calls there are between."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
 
 
 _PAD = re.compile(r"(?<![a-z])pad(ding)?(?![a-z])", re.IGNORECASE)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..bases import is_adapter
 from ..chat_templates import ChatTemplate, load_template
-from ..errors import CheckpointError
+from ..errors import CheckpointError, warn_caller
 from ..folders import check_model
 from ..instructions import Preference
 from ..last_layer import last_mlp_at, last_mlp_for_scores, pad_before_score
@@ -46,7 +46,7 @@ from .loop import Loop, Resume, Sums, epoch_batch, keyed_generator
 from .losses import pairwise_loss
 from .policy_agent import Trainer, merge_folder
 from .processes import default_device
-from .prompts import check_budget, check_eos, prompt_lengths, settle, up_to, warn_caller
+from .prompts import check_budget, check_eos, prompt_lengths, settle, up_to
 from .rollouts import micro_batches, packed_inputs, ragged
 from .saving import end_texts, save_files
 from .settings import Count, Natural, NonNegative, Positive, Schedule, TrainingConfig

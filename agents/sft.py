@@ -21,13 +21,14 @@ from typing import Any, ClassVar, Self, Unpack
 import torch
 from torch import Tensor
 
+from ..errors import warn_caller
 from ..instructions import RATINGS, Demonstration, Preference, Rating
 from .checkpoints import fingerprint
 from .language_model import LanguageModel
 from .loop import Resume, Sums, epoch_batch, keyed_generator
 from .losses import nll_loss
 from .policy_agent import PolicyAgent, PolicyConfig, Run, loaded
-from .prompts import check_budget, conditioned, unconditioned, warn_caller
+from .prompts import check_budget, conditioned, unconditioned
 from .rollouts import Rollouts, ragged
 from .settings import Count, NonNegative, Positive, Schedule
 

@@ -1,5 +1,7 @@
 """The package's own exceptions; each also derives from the built-in that a caller would expect."""
 
+import inspect
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -135,3 +137,11 @@ def did_you_mean(kind: str, name: object, options: Iterable[str]) -> UnknownName
     hint = f" Did you mean {likely[0]!r}?" if likely else ""
     listing = f" There are: {', '.join(names)}." if names else " There is none."
     return UnknownNameError(f"Unknown {kind} {name!r}.{hint}{listing}")
+
+
+def warn_caller(text: str, kind: type[Warning] = UserWarning) -> None:
+    """Warns at the line outside this package that led here, however many calls there are between."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, kind, stacklevel=level)

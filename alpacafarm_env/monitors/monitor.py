@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ..errors import did_you_mean
+from ..errors import did_you_mean, warn_caller
 from .detector import Detector, Metrics
 from .runs import WARNINGS, read_run
 from .signals import SIGNALS
@@ -97,7 +96,7 @@ class Monitor:
             with (self._out / WARNINGS).open("a", encoding="utf-8") as file:
                 signal = most[0][0] if most else ""
                 file.write(json.dumps({"step": step, "signal": signal, "text": text}, allow_nan=False) + "\n")
-        warnings.warn(text, OveroptimizationWarning, stacklevel=3)
+        warn_caller(text, OveroptimizationWarning)
 
 
 def watch(run: str | Path | Metrics, detector: Detector, *, threshold: float | None = None) -> int | None:
