@@ -189,6 +189,9 @@ def run(options: TrainOptions) -> int:
     options = options.settled()
     if options.dry_run:
         return dry_run(options)
+    lacks_reward = options.reward_model == "sandbox" and find_method(options.spec).needs == "reward"
+    if options.data != "sandbox" and lacks_reward:
+        raise DataError(f"{options.method}: expected --reward-model with --dataset {options.data}, got none.")
     refuse_taken(options.folder)
     for model in (options.policy, options.reward_model):
         if model != "sandbox":
@@ -294,8 +297,6 @@ def reward_model(options: TrainOptions) -> str:
     """The reward model to learn from: the user's own, the shipped surrogate, or one trained first on human labels."""
     if options.reward_model != "sandbox":
         return options.reward_model
-    if options.data != "sandbox":
-        raise DataError(f"{options.method}: expected --reward-model with --dataset {options.data}, got none.")
     if options.feedback == "ann" and (options.seed == 0 or options.quick):
         return str(sandbox.REWARD_MODEL)
     cell = f"reward model, {options.labels}, seed {options.seed}"
