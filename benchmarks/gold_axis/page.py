@@ -15,6 +15,7 @@ from ..experiment.fresh import OWN
 from ..harness.page import Drawn, Page, read_manifest, read_table
 from ..harness.plots import COLORS, MARKERS, grid, titled
 from ..harness.report import Table, interval_text, number, sentences
+from ..surrogates.figures import keep_in_view
 from .analysis import outcomes
 from .runs import LABELLINGS, METHODS, AxisPlan
 
@@ -102,7 +103,7 @@ def peak_table(own: pd.DataFrame, note: str) -> Table:
         "" if kind == next(iter(LABELLINGS)) else f", which agree with gold on {100 * AxisPlan.agreed:g} % of pairs"
     )
     caption = (
-        f"Labels of gold with {LABELLINGS[kind]}{agreed}. The peak is chosen on other seeds and instructions. KL and "
+        f"Labels by gold: {LABELLINGS[kind]}{agreed}. The peak is chosen on other seeds and instructions. KL and "
         f"proxy of the comparison: the largest that three quarters of the methods reach with all seeds. {note}"
     )
     return Table.of(rows, caption, LABELLINGS[kind].capitalize())
@@ -172,6 +173,7 @@ def draw(curves: pd.DataFrame, along: str, title: str, note: str) -> Drawn:
         axis.set_xlabel(AXES[along])
         grid(axis)
     axes[0].set_ylabel("gold gained over SFT")
+    keep_in_view(axes[0], curves.gold)
     lines = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(lines.values(), lines.keys(), fontsize=8, frameon=False, loc="outside right upper")
     return Drawn(titled(figure, title, note), f"{title}. {note}")

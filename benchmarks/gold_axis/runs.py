@@ -75,11 +75,16 @@ class AxisSizes(Sizes):
     num_samples_of_faults: int = 1024
     training: TrainingSizes = field(default_factory=TrainingSizes)
 
+    def __post_init__(self) -> None:
+        """Methods are compared by instruction; ValueError if they answer others."""
+        if self.num_prompts != self.training.num_eval:
+            raise ValueError(f"Expected as many instructions for best-of-n as for others, got {self}.")
+
     @classmethod
     def quick(cls) -> AxisSizes:
         """Those of --quick."""
         small = replace(RunSizes.quick(), rollouts=64)
-        training = TrainingSizes(**{**vars(small), "num_eval": 100})
+        training = TrainingSizes(**{**vars(small), "num_eval": 50})
         return cls(labels=(500,), num_prompts=50, num_samples=64, num_val=50, training=training)
 
 

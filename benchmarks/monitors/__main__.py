@@ -19,6 +19,7 @@ import pandas as pd
 from pydantic import Field
 
 from ...cli.options import Count
+from ...errors import DataError
 from ...monitors import SIGNALS, Detector
 from ..harness.page import publish
 from ..harness.runner import Cell, run_cells
@@ -53,6 +54,8 @@ def run(options: MonitorOptions) -> int:
     scikit_learn()
     found = find_runs(options.runs)
     outcomes = outcomes_of(found)
+    if not any(past.any() for *_, past in outcomes.values()):
+        raise DataError(f"--runs: expected some runs after whose peak gold falls, got none among {len(found)}.")
     names = [each.name for each, _ in found]
     cells = [Cell(each.name, partial(signal_rows, each, outcomes[each.name][0]), 5) for each, _ in found]
     with options.study(NAME, {"runs": names, "signals": list(SIGNALS)}) as study:

@@ -120,6 +120,12 @@ def test_a_folder_without_runs_is_refused(tmp_path):
         find_runs([tmp_path])
 
 
+def test_runs_without_a_fall_are_refused(tmp_path):
+    write_run(tmp_path, "ppo", "no fault", 0)
+    with pytest.raises(DataError, match="falls"):
+        run(MonitorOptions(out=tmp_path / "out", runs=(tmp_path,), processes=1))
+
+
 def watched(past, length, *, method="ppo", labels="flip", gold=None):
     table = pd.DataFrame(
         {"study": "s", "method": method, "labels": labels, "seed": 0, "place": range(1, len(past) + 1)}
