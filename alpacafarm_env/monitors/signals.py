@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import spearmanr
 
 Array = NDArray[np.float64]
 SIGNALS: Final[Mapping[str, str]] = {
@@ -72,6 +71,8 @@ def agreement(proxy: ArrayLike, second: ArrayLike) -> float:
 
     Responses that lack one of them (NaN) do not count.
     """
+    from scipy.stats import spearmanr  # half a second, for wrappers that may never ask
+
     both = np.stack([np.asarray(proxy, np.float64), np.asarray(second, np.float64)])
     known = both[:, ~np.isnan(both).any(axis=0)]
     if known.shape[1] < 3 or not (np.ptp(known, axis=1) > 0).all():
