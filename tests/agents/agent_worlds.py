@@ -213,6 +213,7 @@ EXACT: dict[str, Make] = {
     "quark_by_path": partial(_by_path, Quark, small_quark),
     "grpo_by_path": partial(_by_path, GroupPolicy, small_group),
     "online_dpo_by_path": partial(_by_path, OnlineDPO, small_online_dpo),
+    "group_in_shards": partial(_by_path, GroupPolicy, partial(small_group, sharding="full", micro_batch_tokens=64)),
     "ppo_in_shards": partial(_by_path, PPO, partial(small_ppo, sharding="full", micro_batch_tokens=64)),
 }
 """Runs that two processes do as one does, to six digits after the point."""
