@@ -326,10 +326,11 @@ def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing
 
     Large enough to be read at half its size.
     """
-    figure = Drawing(figsize=(11, 4.8), dpi=150, layout="constrained")
+    figure = Drawing(figsize=(11, 5.4), dpi=150, layout="constrained")
     treatments, methods = ([key[part] for key in keys.values()] for part in (0, 1))
     shown_as = looks(treatments if len(set(treatments)) == len(keys) else methods)
-    for axis, (measure, ylabel) in zip(figure.subplots(1, 2), GAINED.items(), strict=True):
+    *axes, below = figure.subplot_mosaic([["proxy", "gold"], ["legend"] * 2], height_ratios=[6, 1]).values()
+    for axis, (measure, ylabel) in zip(axes, GAINED.items(), strict=True):
         for (color, marker), line, (words, key) in zip(shown_as, cycle(("-", "--", "-.", ":")), keys.items()):
             x = distances(results.curves[key])
             gains = gain_at(results.curves[key], x, measure)
@@ -342,7 +343,8 @@ def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing
         axis.set_xlabel("√KL from SFT (√nats)", fontsize=16)
         axis.tick_params(labelsize=14)
         grid(axis)
-    figure.axes[0].legend(fontsize=14, frameon=False, loc="upper left")
+    below.axis("off")  # the legend's place: lines may run anywhere within the axes
+    below.legend(*axes[0].get_legend_handles_labels(), fontsize=14, frameon=False, loc="upper left", ncols=3)
     titled(figure).suptitle(title, fontsize=18, x=0.01, ha="left")
     words = f"Sandbox (simulation). Lines: means of {seeds_text(len(results.curves[key]) for key in keys.values())}; "
     words += f"shaded: their 95 % t-intervals, from {FEWEST} seeds on."
