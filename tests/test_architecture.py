@@ -26,9 +26,9 @@ BUDGETS = {
     "alpacafarm_env": 9_741,
     "agents": 5_431,
     "wrappers": 181,
-    "benchmarks": 8_772,
+    "benchmarks": 8_774,
     "examples": 432,
-    "tests": 20_390,
+    "tests": 20_391,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {
