@@ -28,7 +28,7 @@ BUDGETS = {
     "wrappers": 181,
     "benchmarks": 8_774,
     "examples": 432,
-    "tests": 20_391,
+    "tests": 20_395,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

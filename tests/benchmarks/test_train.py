@@ -244,15 +244,21 @@ def test_a_folder_is_of_one_run_alone(own, pairs, tmp_path):
         (other / f"{name}.json").write_text(json.dumps(rows[1:]))
     for first in ("best_of_16", "reward_modeling"):
         out = ["--dataset", pairs, "--out", tmp_path / first]
-        out += ["--reward-model", "sandbox"] if first == "reward_modeling" else []
-        assert own(first, *out) == 0
+        none = ["--reward-model", "sandbox"] if first == "reward_modeling" else []
+        assert own(first, *out, *none) == 0
         before = {path: path.read_bytes() for path in (tmp_path / first).rglob("*.*") if path.is_file()}
         others = [("dpo",), ("best_of_16", "--seed", 1), ("reward_modeling", "--seed", 1), (first, "--dataset", other)]
         for method, *changed in others:
             with pytest.raises(CheckpointError, match=first):
-                own(method, *out, *changed)
+                own(method, *out, *([] if method == "best_of_16" else none), *changed)
         assert {path: path.read_bytes() for path in before} == before
-        assert own(first, *out) == 0
+        assert own(first, *out, *none) == 0
+
+
+def test_a_method_that_needs_a_reward_model_is_refused_without_one_first(own, tmp_path):
+    with pytest.raises(DataError, match="--reward-model"):
+        own("grpo", "--reward-model", "sandbox", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("option", ["--policy", "--reward-model"])
