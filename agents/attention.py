@@ -54,11 +54,9 @@ def _forward(
     """`packed_lengths` are those of the rows that the one row of `hidden_states` consists of; it needs no mask."""
     lengths = packed_lengths or [hidden_states.shape[1]]
     own = hidden_states.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu") and max(lengths) <= LONGEST
-    if packed_lengths is None and (
-        not own
-        or attention_mask is not None
-        or any(kwargs.get(name) is not None for name in ("cache", "past_key_values", "layout"))  # the older name
-    ):
+    # A cache, by either of its names, or another's layout of rows is for the attention that the model is set to.
+    others = any(kwargs.get(name) is not None for name in ("cache", "past_key_values", "layout"))
+    if packed_lengths is None and (not own or attention_mask is not None or others):
         result: tuple[Tensor, Tensor | None] = type(attention).forward(
             attention, hidden_states, position_embeddings, attention_mask, **kwargs
         )

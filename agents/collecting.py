@@ -32,7 +32,6 @@ from .processes import Processes, judge_together
 from .prompts import prompt_lengths
 from .rollouts import Groups, Rollouts, length_mask, pad_rows
 from .settings import Count, Natural, Positive
-from .tracking import without_nan
 
 Round = tuple[Rollouts, Tensor, dict[str, Tensor]]
 """Responses, their rewards (NaN: unscored) and what the environment reports of each."""
@@ -160,7 +159,7 @@ class Collector:
             raise UnscoredError(f"Step {step}: none of {counts['all']:.0f} responses has a score to learn from.")
         rollouts = Rollouts.cat([responses for responses, _, _ in rounds])[scored.to(self._policy.device)]
         infos = [info for _, _, info in rounds]
-        loop.rollouts = self._kept(loop, begins, rounds)
+        loop.rollouts = [] if loop.out is None else self._kept(loop, begins, rounds)
         metrics = processes.means(
             {
                 "score/mean": rewards,
@@ -176,13 +175,13 @@ class Collector:
 
     def _kept(self, loop: Loop, begins: Sequence[int], rounds: Sequence[Round]) -> list[dict[str, Any]]:
         """The first responses of a step as rollouts.jsonl.gz holds them, by their numbers; of all processes."""
-        own = []
+        own: list[tuple[int, dict[str, Any]]] = []
         for begin, (responses, rewards, info) in zip(begins, rounds, strict=True):
             for row in range(min(len(responses), max(0, self._config.keep_rollouts - begin))):
                 texts = {"instruction": str(responses.instructions[row]), "response": responses.texts[row]}
-                numbers = without_nan({"score": float(rewards[row]), "tokens": int(responses.lengths[row])})
+                numbers = {"score": float(rewards[row]), "tokens": int(responses.lengths[row])}
                 told = {name.removeprefix("info/"): float(column[row]) for name, column in info.items()}
-                ended = {"finished": bool(responses.finished[row]), "info": without_nan(told)}
+                ended = {"finished": bool(responses.finished[row]), "info": told}
                 own.append((begin + row, {**texts, **numbers, **ended}))
         gathered = chain.from_iterable(loop.processes.gather(own))
         return [row for _, row in sorted(gathered, key=itemgetter(0))]

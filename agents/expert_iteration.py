@@ -38,7 +38,7 @@ from ..data.files import write_atomic
 from ..errors import CheckpointError, UnscoredError
 from ..folders import claim
 from ..instructions import Demonstration, Instruction
-from ..monitors.runs import ROLLOUTS, append_rollouts
+from ..monitors.runs import ROLLOUTS, append_rollouts, without_nan
 from ..oracles.base import RewardOracle
 from ..seeding import keyed_rng
 from . import checkpoints
@@ -50,7 +50,7 @@ from .precision import Precision
 from .processes import Processes, settled
 from .settings import FREE_TO_CHANGE, Count, Natural, Positive, TrainingConfig
 from .sft import SFT, Imitation, SFTConfig
-from .tracking import append_line, without_nan
+from .tracking import append_line
 
 
 @dataclass(frozen=True, kw_only=True)

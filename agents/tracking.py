@@ -1,7 +1,6 @@
 """Who learns of a run's metrics: the files that grow with its steps, trackers and a callback."""
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_availa
 
 from ..arguments import match_name
 from ..errors import TrackerError
-from ..monitors.runs import append_rollouts
+from ..monitors.runs import append_rollouts, without_nan
 from .checkpoints import writing
 from .processes import Processes
 
@@ -53,11 +52,6 @@ def append_line(path: Path, row: Mapping[str, Any]) -> int:
     with path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
         return file.tell()
-
-
-def without_nan(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics with None for NaN, which JSON does not have."""
-    return {name: None if value is None or math.isnan(value) else value for name, value in metrics.items()}
 
 
 @contextmanager

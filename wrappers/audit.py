@@ -55,10 +55,11 @@ class Audited(Scored):
         for name, oracle in self.seconds.items():
             second = ask(oracle, instructions[: self._most], responses[: self._most])
             self._pairs[name].extend(zip(verdicts.scores[: self._most].tolist(), second.scores.tolist(), strict=True))
-            told[f"{name}_reward"] = _filled(second.scores, len(responses))
+            rest = (0, len(responses) - len(second.scores))
+            told[f"{name}_reward"] = np.pad(second.scores, rest, constant_values=np.nan)
             told[f"{name}_agreement"] = np.full(len(responses), agreement(*zip(*self._pairs[name], strict=True)))
             if DISAGREEMENT in second.details and DISAGREEMENT not in verdicts.details | told:
-                told[DISAGREEMENT] = _filled(second.details[DISAGREEMENT], len(responses))
+                told[DISAGREEMENT] = np.pad(second.details[DISAGREEMENT], rest, constant_values=np.nan)
         if self._out is not None:
             self._step += 1
             append_rollouts(self._out, self._step, self._rows(instructions, responses, verdicts, told))
@@ -68,22 +69,15 @@ class Audited(Scored):
         self, instructions: Sequence[Instruction], responses: Sequence[str], verdicts: Verdicts, told: Columns
     ) -> list[dict[str, Any]]:
         facts = {name: values for name, values in {**verdicts.details, **told}.items() if values.dtype.kind == "f"}
-        columns = {name: [None if x != x else x for x in values.tolist()] for name, values in facts.items()}
-        scores = [None if score != score else score for score in verdicts.scores.tolist()]
         return [
             {
                 "instruction": str(instructions[row]),
                 "response": responses[row],
-                "score": scores[row],
-                "info": {name: values[row] for name, values in columns.items()},
+                "score": float(verdicts.scores[row]),
+                "info": {name: float(values[row]) for name, values in facts.items()},
             }
             for row in range(min(self._most, len(responses)))
         ]
-
-
-def _filled(values: NDArray[Any], num: int) -> NDArray[np.float64]:
-    """The values and as many NaN as make `num`."""
-    return np.concatenate([values.astype(np.float64), np.full(num - len(values), np.nan)])
 
 
 class RewardAudit(Audited, _Single[ObsType, ActType]):

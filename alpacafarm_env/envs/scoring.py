@@ -208,7 +208,8 @@ class Scoring:
         audits = [audit(instructions, responses, verdicts, self._judge) for audit in self._audits]
         for key, values in chain(verdicts.details.items(), *(told.items() for told in audits)):
             if key in columns or key in RESERVED_KEYS or key.startswith("_"):
-                raise ValueError(f"Oracle {oracle.name!r} reports a detail under {key!r}, an info key that is taken.")
+                who = f"Oracle {oracle.name!r}" if key in verdicts.details else "An audit"
+                raise ValueError(f"{who} reports a detail under {key!r}, an info key that is taken.")
             columns[key] = column(values)
         return rewards, columns
 

@@ -64,7 +64,8 @@ def sb3_callback(monitor: Asked) -> Any:
                 return
             named = {"r": "score/mean", "l": "tokens/mean"}
             keys = {key for episode in episodes for key in episode} - {"t"}
-            metrics = {named.get(key, f"info/{key}"): float(np.nanmean([e[key] for e in episodes])) for key in keys}
+            known = {key: [each[key] for each in episodes if each[key] == each[key]] for key in keys}
+            metrics = {named.get(key, f"info/{key}"): float(np.mean(own)) for key, own in known.items() if own}
             metrics["score/std"] = float(np.std([episode["r"] for episode in episodes]))
             if (kl := getattr(self.locals.get("rollout_buffer"), "kl_per_response", None)) is not None:
                 metrics["kl/k1"] = float(kl)

@@ -80,7 +80,8 @@ class Detector:
         model.fit(np.nan_to_num((joined - means) / scales), labels, sample_weight=shares * len(past))
         columns = [dict(zip(names, each.tolist(), strict=True)) for each in (means, scales, model.coef_[0])]
         found = cls(columns[0], columns[1], columns[2], float(model.intercept_[0]), np.inf, facts or {})
-        highest = [_highest(found.scores_of(table), own) for table, own in zip(tables, past, strict=True)]
+        before = [found.scores_of(table)[~own] for table, own in zip(tables, past, strict=True)]
+        highest = [scores.max() for scores in before if len(scores)]
         return replace(found, threshold=float(np.quantile(highest, 1 - false_alarms)))
 
     def scores(self, metrics: Metrics) -> Array:
@@ -119,11 +120,6 @@ def table_of(metrics: Metrics, names: Sequence[str] = tuple(SIGNALS)) -> Array:
     """[K, S] signals by name of a run's steps."""
     found = signals(metrics)
     return np.stack([found[name] for name in names], axis=1)
-
-
-def _highest(scores: Array, past: Past) -> float:
-    """The highest score of a run before its fall; -inf of none."""
-    return float(scores[~past].max(initial=-np.inf))
 
 
 def _nanmean(values: Array, weights: Array) -> Array:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from ..arguments import environment_number
 from ..errors import did_you_mean, warn_caller
 from .detector import Detector, Metrics
 from .runs import WARNINGS, read_run
@@ -91,7 +91,7 @@ class Monitor:
         most = [(name, part) for name, part in self.detector.parts(self._metrics).items() if part > 0][:3]
         told = "; ".join(f"{SIGNALS[name]} (+{part:.1f})" for name, part in most) or "no one signal"
         text = f"Step {step}: the proxy is probably no longer worth following. What tells: {told}."
-        if self._out is not None and os.environ.get("RANK", "0") == "0":  # of several processes, one
+        if self._out is not None and environment_number("RANK", 0) == 0:  # of several processes, one
             self._out.mkdir(parents=True, exist_ok=True)
             with (self._out / WARNINGS).open("a", encoding="utf-8") as file:
                 signal = most[0][0] if most else ""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..instructions import Instruction
-from ..oracles.base import RewardOracle
+from ..oracles.base import RewardOracle, judge
 from .signals import agreement, repetition
 
 METRICS: Final = "metrics.jsonl"
@@ -28,9 +28,15 @@ ROLLOUTS: Final = "rollouts.jsonl.gz"
 def append_rollouts(folder: Path, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
     """Appends a step's responses to the `ROLLOUTS` of a run: gzip members behind each other are one file."""
     if rollouts:
-        lines = "".join(json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rollouts)
+        cleaned = ({"step": step, **without_nan(row), "info": without_nan(row["info"])} for row in rollouts)
+        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in cleaned)
         with (folder / ROLLOUTS).open("ab") as file:
             file.write(gzip.compress(lines.encode(), mtime=0))
+
+
+def without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with None for NaN, which JSON does not have."""
+    return {name: None if value != value else value for name, value in values.items()}
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any] | None]:
@@ -56,7 +62,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def read_run(folder: str | Path, seconds: Mapping[str, RewardOracle] | None = None) -> list[dict[str, Any]]:
     """The metrics of each step of the run in a folder, or in a metrics.jsonl; with what its kept responses tell.
 
-    That is info/repetition, and info/<name>_agreement of each of `seconds`, which are asked about them.
+    That is info/repetition, and of each of `seconds`, which are asked about them, info/<name>_agreement; of one that
+    is an ensemble, info/disagreement.
 
     Raises:
         DataError: There is no such file, or it holds no step.
@@ -81,8 +88,10 @@ def told_by_rollouts(path: Path, seconds: Mapping[str, RewardOracle]) -> dict[in
         texts, asked = [row["response"] for row in kept], [Instruction(row["instruction"]) for row in kept]
         own = {"info/repetition": float(np.mean([repetition(text) for text in texts]))}
         proxy = np.array([row["score"] for row in kept], dtype=np.float64)
-        own |= {
-            f"info/{name}_agreement": agreement(proxy, oracle.score(asked, texts)) for name, oracle in seconds.items()
-        }
+        for name, oracle in seconds.items():
+            second = judge(oracle, asked, texts)
+            own[f"info/{name}_agreement"] = agreement(proxy, second.scores)
+            if "disagreement" in second.details:
+                own["info/disagreement"] = float(np.nanmean(second.details["disagreement"]))
         told[step] = own
     return told

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, cast
+from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from ..experiment.faults import FLIP
 from ..experiment.fresh import OWN
+from ..harness.page import records
 from ..harness.stored import unpack
 from ..harness.study import Row
 from ..surrogates.curves import TwoWay, drop_and_peak
+from ..surrogates.curves import gao as gao_fit
 from ..surrogates.features import Array
-from ..surrogates.scarcity import bound_of, corrected, estimate_cells, outcome_of
+from ..surrogates.predictions import Outcome, Prediction, outcomes_of
+from ..surrogates.scarcity import bound_of, corrected, estimate_cells
 from .runs import LABELLINGS, METHODS
 
 PPO: Final = "ppo"
@@ -60,15 +63,8 @@ class Track:
         rows = []
         for own, gained in zip(along, self.gained, strict=True):
             farther = np.r_[True, own[1:] > np.maximum.accumulate(own)[:-1]]
-            x, y = own[farther], gained[:, farther]
-            after = np.clip(np.searchsorted(x, wanted), 1, max(1, len(x) - 1))
-            if len(x) < 2:
-                rows.append(np.full((len(y), len(wanted)), np.nan))
-                continue
-            share = (wanted - x[after - 1]) / (x[after] - x[after - 1])
-            value = y[:, after - 1] + share * (y[:, after] - y[:, after - 1])
-            rows.append(np.where(wanted <= x[-1], value, np.nan))
-        return np.stack(rows)
+            rows.append([np.interp(wanted, own[farther], each, right=np.nan) for each in gained[:, farther]])
+        return np.array(rows)
 
     def reach(self, along: Array) -> float:
         """What every seed reaches along [S, K]."""
@@ -121,13 +117,9 @@ def measures(track: Track, distance: float, proxy: float) -> dict[str, Array]:
 
 
 def gao(track: Track) -> tuple[Array, Array]:
-    """Alpha and beta [S, I] of gold gained as d (alpha - beta d), d = sqrt(KL), at even distances to the reach.
-
-    Source: Gao, Schulman and Hilton 2022 (arXiv 2210.10760).
-    """
+    """Alpha and beta [S, I] at even distances to the reach."""
     at = np.linspace(0, (1 - 1e-9) * track.reach(track.distance), NUM_PLACES)[1:]
-    solved = track.at(track.distance, at) @ np.linalg.pinv(np.stack([at, -(at**2)], axis=1)).T
-    return solved[..., 0], solved[..., 1]
+    return gao_fit(at, track.at(track.distance, at))
 
 
 def method_rows(tracks: Mapping[Key, Track]) -> list[Row]:
@@ -148,9 +140,7 @@ def method_rows(tracks: Mapping[Key, Track]) -> list[Row]:
             else:
                 tables = dict(zip(("drop", "peak"), drop_and_peak(known), strict=True))
             for name in ("peak", "drop", "fall_at_kl", "gold_at_proxy", "alpha", "beta"):
-                table = tables.get(name)
-                missing = dict.fromkeys(estimate_cells(name, TwoWay.of(np.zeros((1, 1)))), None)
-                row |= missing if table is None else estimate_cells(name, TwoWay.of(table))
+                row |= estimate_cells(name, TwoWay.of(tables.get(name, np.full((1, 1), np.nan))))
             rows.append(row)
     return rows
 
@@ -194,43 +184,28 @@ def _claim(what: str, kind: str, method: str, table: Array) -> Row:
     return {"claim": what, "kind": kind, "method": method} | estimate_cells("", TwoWay.of(table))
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What was said before the first run of one claim."""
-
-    claim: str
-    kind: str
-    method: str
-    expected: Literal["above", "below", "within"]
-    """Above 0, below 0, or within `bound` of it."""
-    text: str
-    bound: float = 0.0
-
-
 PREDICTED: Final = (
-    Prediction("peak", FLIP, "grpo", "within", "By flips GRPO gains at its peak what PPO does.", 0.1),
-    Prediction("peak", FLIP, "rloo", "within", "So does RLOO.", 0.1),
-    Prediction("peak", FLIP, "reinforce_pp", "within", "So does REINFORCE++.", 0.1),
-    Prediction("peak", FLIP, "online_dpo", "within", "So does online DPO.", 0.15),
-    Prediction("peak", FLIP, "dpo", "below", "By flips DPO gains less at its peak than PPO."),
-    Prediction("peak", FLIP, "kto", "below", "So does KTO."),
-    Prediction("peak", FLIP, "quark", "below", "So does Quark."),
-    Prediction("peak", FLIP, "expert_iteration", "below", "So does expert iteration."),
-    Prediction("fall_at_kl", FLIP, "dpo", "above", "At equal KL DPO has lost more by flips than PPO."),
-    Prediction("fall_at_kl", FLIP, "quark", "above", "So has Quark."),
-    Prediction("fall_at_kl", FLIP, "expert_iteration", "above", "So has expert iteration."),
-    Prediction("gold_at_proxy", FLIP, "best_of_n", "above", "At equal proxy best-of-n has more gold than PPO."),
-    Prediction("cost of length", "", "best_of_n", "above", "A taste for length costs best-of-n more than flips."),
-    Prediction("cost of length", "", "ppo", "above", "It costs PPO more."),
-    Prediction("cost of length", "", "grpo", "above", "It costs GRPO more."),
-    Prediction("cost of length", "", "dpo", "above", "It costs DPO more."),
+    Prediction("peak", (FLIP, "grpo"), "within", "By flips GRPO gains at its peak what PPO does.", 0.1),
+    Prediction("peak", (FLIP, "rloo"), "within", "So does RLOO.", 0.1),
+    Prediction("peak", (FLIP, "reinforce_pp"), "within", "So does REINFORCE++.", 0.1),
+    Prediction("peak", (FLIP, "online_dpo"), "within", "So does online DPO.", 0.15),
+    Prediction("peak", (FLIP, "dpo"), "below", "By flips DPO gains less at its peak than PPO."),
+    Prediction("peak", (FLIP, "kto"), "below", "So does KTO."),
+    Prediction("peak", (FLIP, "quark"), "below", "So does Quark."),
+    Prediction("peak", (FLIP, "expert_iteration"), "below", "So does expert iteration."),
+    Prediction("fall_at_kl", (FLIP, "dpo"), "above", "At equal KL DPO has lost more by flips than PPO."),
+    Prediction("fall_at_kl", (FLIP, "quark"), "above", "So has Quark."),
+    Prediction("fall_at_kl", (FLIP, "expert_iteration"), "above", "So has expert iteration."),
+    Prediction("gold_at_proxy", (FLIP, "best_of_n"), "above", "At equal proxy best-of-n has more gold than PPO."),
+    Prediction("cost of length", ("", "best_of_n"), "above", "A taste for length costs best-of-n more than flips."),
+    Prediction("cost of length", ("", "ppo"), "above", "It costs PPO more."),
+    Prediction("cost of length", ("", "grpo"), "above", "It costs GRPO more."),
+    Prediction("cost of length", ("", "dpo"), "above", "It costs DPO more."),
 )
 """Committed before the first run of the study, in gold's unit. Seen before were runs of the other methods of the study
 of over-optimization, and of each new method one run against the shipped reward model."""
 
 
-def outcomes(claimed: pd.DataFrame) -> list[tuple[Prediction, dict[str, Any], str]]:
-    """Each prediction with its claim's row and what came of it; one without a claim is left out."""
-    rows = {(row["claim"], row["kind"], row["method"]): row for row in cast(list[Row], claimed.to_dict("records"))}
-    found = [(each, rows.get((each.claim, each.kind, each.method))) for each in PREDICTED]
-    return [(each, row, outcome_of(row, each.expected, each.bound)) for each, row in found if row is not None]
+def outcomes(claimed: pd.DataFrame) -> list[Outcome]:
+    """What came of the predictions."""
+    return outcomes_of(PREDICTED, {(row["claim"], row["kind"], row["method"]): row for row in records(claimed)})

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ...statistics import Interval
 from ..experiment.fresh import OWN
-from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.page import Drawn, Page, read_manifest, read_table, records
 from ..harness.plots import COLORS, MARKERS, grid, titled
-from ..harness.report import Table, interval_text, number, sentences
+from ..harness.report import Table, number, sentences
 from ..surrogates.figures import keep_in_view
+from ..surrogates.predictions import ends, prediction_table
 from .analysis import outcomes
 from .runs import LABELLINGS, METHODS, AxisPlan
 
@@ -40,10 +39,10 @@ def page(folder: Path) -> Page:
         f"pairs for each of {seeds} seeds; 95 % intervals over seeds and instructions."
     )
     own = rows[rows.judge == OWN]
-    told = outcomes(claimed.fillna({"kind": ""}))
-    tables = {f"peaks_{kind.replace(' ', '_')}": peak_table(own[own.kind == kind], note) for kind in {*own.kind}}
-    order = [f"peaks_{kind.replace(' ', '_')}" for kind in LABELLINGS if kind in {*own.kind}]
-    tables = {name: tables[name] for name in order}
+    told = outcomes(claimed)
+    kinds = [kind for kind in LABELLINGS if kind in {*own.kind}]
+    tables = {f"peaks_{kind.replace(' ', '_')}": peak_table(own[own.kind == kind], note) for kind in kinds}
+    order = tuple(tables)
     tables |= {"claims": claim_table(claimed), "win_rates": win_rate_table(rows[rows.judge != OWN], note)}
     if told:
         tables["predictions"] = prediction_table(told, len(claimed))
@@ -63,21 +62,7 @@ def page(folder: Path) -> Page:
         "proxy": draw(curves, "proxy", "Gold gained by each method, at equal proxy", note),
     }
     headline = f"{len(clear)} of {len(claimed)} claims stay clear"
-    return Page("Methods on one gold axis", tables, found, figures, headline, printed=tuple(order))
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table."""
-    return cast(list[dict[str, Any]], frame.to_dict("records"))
-
-
-def ends(row: Mapping[str, Any], name: str = "") -> str:
-    """A mean with its interval; nothing where there is none."""
-    start = f"{name}_" if name else ""
-    value = row[name or "mean"]
-    if value is None or value != value:
-        return "not reached"
-    return interval_text(Interval(value, row[f"{start}low"], row[f"{start}high"], 0), "")
+    return Page("Methods on one gold axis", tables, found, figures, headline, printed=order)
 
 
 def peak_table(own: pd.DataFrame, note: str) -> Table:
@@ -92,8 +77,8 @@ def peak_table(own: pd.DataFrame, note: str) -> Table:
             "samples to it": f"{row['peak_samples']:,}" if row["peak_samples"] else "labels alone",
             "lost to the end": ends(row, "drop"),
             "KL at the end": number(row["end_kl"]),
-            f"lost at {number(first['mark_kl'])} nats": ends(row, "fall_at_kl"),
-            f"gold at proxy {number(first['mark_proxy'])}": ends(row, "gold_at_proxy"),
+            f"lost at {number(first['mark_kl'])} nats": ends(row, "fall_at_kl", "not reached"),
+            f"gold at proxy {number(first['mark_proxy'])}": ends(row, "gold_at_proxy", "not reached"),
             "α": ends(row, "alpha"),
             "β": ends(row, "beta"),
         }
@@ -131,28 +116,9 @@ def claim_table(claimed: pd.DataFrame) -> Table:
             "p": f"{row['chance']:.2g}",
             "Holm": "clear" if row["holm"] else "no",
         }
-        for row in records(claimed.fillna({"kind": ""}))
+        for row in records(claimed)
     ]
     return Table.of(rows, f"Holm: among these {len(claimed)} claims.", "Claims")
-
-
-def prediction_table(told: list[Any], size: int) -> Table:
-    """What was predicted beside what came out."""
-    rows = [
-        {
-            "predicted before the first run": each.text,
-            "that is": f"within {each.bound:g}" if each.expected == "within" else f"{each.expected} 0",
-            "measured": ends(row),
-            "within, at 5 %": number(row["within"]) if each.expected == "within" else "",
-            "outcome": outcome,
-        }
-        for each, row, outcome in told
-    ]
-    caption = (
-        f"A direction has held where it is clear by Holm among all {size} claims; a bound, where two one-sided tests "
-        "find the value within it. Open: neither held nor failed. In units of gold."
-    )
-    return Table.of(rows, caption, "Predictions and outcomes")
 
 
 def draw(curves: pd.DataFrame, along: str, title: str, note: str) -> Drawn:

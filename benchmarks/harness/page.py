@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
@@ -121,6 +121,11 @@ def _lead(texts: Iterable[str]) -> tuple[list[str], list[str]]:
         num += len(re.findall(r"[.!?](?= [A-Z]|$)", text))
         (rest if num > MOST_SENTENCES else lead).append(text)
     return lead, rest
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table."""
+    return cast(list[dict[str, Any]], frame.to_dict("records"))
 
 
 def read_table(path: Path) -> pd.DataFrame:

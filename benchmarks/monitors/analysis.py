@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from ...monitors import SIGNALS, Detector
+from ...monitors import SIGNALS, Detector, Past
 from ...seeding import keyed_rng
 from ...statistics import Interval
 from ..harness.study import Row
@@ -39,7 +39,6 @@ DETECTORS: Final = {
 SHUFFLED: Final = "all signals, outcomes shuffled"
 METHOD, LABELS = 1, 2
 """What is left out: places in a run's group."""
-Outcome = NDArray[np.bool_]
 WORTH: Final = ("false_alarms", "warned_of_falls", "lead", "kept", "lost")
 RESAMPLES: Final = 1000
 FALSE_ALARMS: Final = 0.05
@@ -55,7 +54,7 @@ class Watched:
     """Rows of `runs.signal_rows`, with the step."""
     gold: Array
     """[K] gained at its places."""
-    past: Outcome
+    past: Past
     """[K] whether it has fallen there."""
 
     def signals(self, names: Sequence[str]) -> Array:
@@ -71,12 +70,12 @@ def watched_of(table: pd.DataFrame) -> list[Watched]:
     ]
 
 
-def _outcome(rows: pd.DataFrame) -> tuple[Array, np.ndarray[Any, Any]]:
+def _outcome(rows: pd.DataFrame) -> tuple[Array, Past]:
     return rows.gold.to_numpy(np.float64), rows.past.to_numpy(bool)
 
 
 def held_out(
-    runs: Sequence[Watched], names: Sequence[str], *, by: int = METHOD, past: Sequence[Outcome] | None = None
+    runs: Sequence[Watched], names: Sequence[str], *, by: int = METHOD, past: Sequence[Past] | None = None
 ) -> tuple[list[Array], list[float]]:
     """Each run's scores [K] by the detector that has not seen its method, or labels, and the detector's threshold.
 
@@ -97,7 +96,7 @@ def held_out(
     return scores, thresholds
 
 
-def auroc(scores: Sequence[Array], past: Sequence[Outcome], strata: Sequence[NDArray[Any]]) -> float:
+def auroc(scores: Sequence[Array], past: Sequence[Past], strata: Sequence[NDArray[Any]]) -> float:
     """The area under the ROC curve within strata, [K] of each run, averaged by how many pairs each compares."""
     score, fallen, stratum = (np.concatenate(list(each)) for each in (scores, past, strata))
     known = ~np.isnan(score)
@@ -151,7 +150,7 @@ def detector_rows(runs: Sequence[Watched]) -> list[Row]:
 
 
 def _area(
-    scores: Sequence[Array], past: Sequence[Outcome], strata: Sequence[NDArray[Any]], chosen: Sequence[int]
+    scores: Sequence[Array], past: Sequence[Past], strata: Sequence[NDArray[Any]], chosen: Sequence[int]
 ) -> float:
     return auroc([scores[i] for i in chosen], [past[i] for i in chosen], [strata[i] for i in chosen])
 
@@ -195,7 +194,7 @@ def best_fixed(runs: Sequence[Watched], run: Watched) -> float:
     return float(run.gold[int(np.mean(same, axis=0).argmax())])
 
 
-def _first(flags: np.ndarray[Any, Any]) -> int | None:
+def _first(flags: Past) -> int | None:
     return int(flags.argmax()) if flags.any() else None
 
 

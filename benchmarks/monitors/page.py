@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ...monitors import SIGNALS
-from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.page import Drawn, Page, read_manifest, read_table, records
 from ..harness.plots import COLORS, grid, titled
 from ..harness.report import Table, number, sentences
 from .analysis import ALL, FALSE_ALARMS, KL, SHUFFLED, STEP
@@ -40,11 +40,6 @@ def page(folder: Path) -> Page:
                       about=SIGNALS, ends=ends, number=number)  # fmt: skip
     headline = f"AUROC on methods never seen {ends(rows[ALL], 'auroc')}; {runs} runs"
     return Page("Monitors", tables, found, {"auroc": draw(detectors, note)}, headline, method=(METHOD,))
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table."""
-    return cast(list[dict[str, Any]], frame.to_dict("records"))
 
 
 def ends(row: Mapping[str, Any], name: str, form: str = "{:.2f}") -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +18,10 @@ import numpy as np
 
 from ... import sandbox
 from ...errors import DataError
-from ...monitors import SIGNALS, agreement, read_run, table_of
-from ...monitors.runs import METRICS, ROLLOUTS, lines_of
+from ...monitors import SIGNALS, read_run, table_of
+from ...monitors.runs import METRICS, lines_of
 from ...oracles import Ensemble, RewardModel
-from ...oracles.base import RewardOracle, judge
+from ...oracles.base import RewardOracle
 from ..experiment.fresh import OWN
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import file_name, unpack
@@ -32,7 +32,6 @@ MEMBERS: Final = 3
 """Reward models of an ensemble: a run's own, and those of other seeds on labels of the same kind."""
 ERRORS: Final = 2.0
 """Standard errors, over instructions, by which gold lies below its peak where it has fallen."""
-TEXTS: Final = ("disagreement", "agreement", "repetition")
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def _runs_of(folder: Path) -> Iterator[tuple[Run, Row]]:
         if first is None or "score/mean" not in first:
             continue  # learns from labels, and samples nothing
         row = rows[0]
-        method = row.get("method") or {"dpo": "dpo"}.get(row["kind"], "ppo")
+        method = row.get("method", "ppo")  # the study of noise has no other that samples
         labels = row["kind"] if row["kind"] != method else "flips" if row["flip"] else "clean labels"
         yield Run(folder.name, content["key"], method, labels, row["seed"], place), row
 
@@ -117,12 +116,13 @@ def signal_rows(run: Run, places: Sequence[int], on_progress: ProgressFn) -> lis
     """The run's signals at each place but the first, with those of second opinions about its kept responses."""
     quiet()
     on_progress(ProgressUpdate(run.name, 0))
-    metrics = read_run(run.folder)
+    seconds: dict[str, RewardOracle] = {"shipped": RewardModel(sandbox.REWARD_MODEL)}
+    if (members := ensemble_of(run)) is not None:
+        seconds["ensemble"] = members
+    metrics = read_run(run.folder, seconds)
     if sealed := [name for row in metrics for name in row if "gold" in name or "win_rate" in name]:
         raise DataError(f"{run.folder}: expected metrics without gold, got {sealed[0]}.")
-    told = second_opinions(run)
-    table = table_of([{**told.get(int(row["step"]), {}), **row} for row in metrics])
-    by_step = {int(row["step"]): values for row, values in zip(metrics, table, strict=True)}
+    by_step = {int(row["step"]): values for row, values in zip(metrics, table_of(metrics), strict=True)}
     facts = {"study": run.study, "method": run.method, "labels": run.labels, "seed": run.seed}
     samples = np.cumsum([row["tokens"] / row["tokens/mean"] for row in metrics])
     counts = {int(row["step"]): round(float(number)) for row, number in zip(metrics, samples, strict=True)}
@@ -131,30 +131,6 @@ def signal_rows(run: Run, places: Sequence[int], on_progress: ProgressFn) -> lis
         for place in places
         if place in by_step
     ]
-
-
-def second_opinions(run: Run) -> dict[int, dict[str, float]]:
-    """Step -> the disagreement of an ensemble, and the agreement of the proxy with the shipped reward model."""
-    path = run.folder / ROLLOUTS
-    if not path.is_file():
-        return {}
-    steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for row in lines_of(path):
-        if row is not None:
-            steps[row["step"]].append(row)
-    kept = [row for rows in steps.values() for row in rows]
-    texts = [row["instruction"] for row in kept], [row["response"] for row in kept]
-    second = judge(RewardModel(sandbox.REWARD_MODEL), *texts).scores
-    members = ensemble_of(run)
-    spread = None if members is None else judge(members, *texts).details["disagreement"]
-    found, start = {}, 0
-    for step, rows in steps.items():
-        part = slice(start, start := start + len(rows))
-        proxy = [np.nan if row["score"] is None else row["score"] for row in rows]
-        found[step] = {"info/shipped_agreement": agreement(proxy, second[part])}
-        if spread is not None:
-            found[step]["info/disagreement"] = float(np.nanmean(spread[part]))
-    return found
 
 
 def ensemble_of(run: Run) -> RewardOracle | None:
@@ -169,8 +145,3 @@ def ensemble_of(run: Run) -> RewardOracle | None:
     folders += [study / "reward_models" / pattern.format(number) for number in range(run.seed)]
     there = [folder for folder in folders if (folder / "model.safetensors").is_file()][:MEMBERS]
     return Ensemble([RewardModel(folder) for folder in there]) if len(there) > 1 else None
-
-
-def count(rows: Sequence[Mapping[str, Any]], name: str) -> int:
-    """Different values of a column."""
-    return len({row[name] for row in rows})

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -18,9 +17,12 @@ from ...seeding import keyed_rng
 from ..experiment.faults import CLEAN, FLIP
 from ..experiment.fresh import KIND, OWN
 from ..harness.labels import Setting
+from ..harness.page import records
 from ..harness.study import Row
 from ..surrogates.curves import TwoWay, slope
+from ..surrogates.curves import gao as gao_fit
 from ..surrogates.features import Array
+from ..surrogates.predictions import Outcome, Prediction, outcomes_of
 from ..surrogates.scarcity import (
     UP_TO,
     Curve,
@@ -31,7 +33,6 @@ from ..surrogates.scarcity import (
     corrected,
     curve_rows,
     estimate_cells,
-    outcome_of,
 )
 from .dials import dial_claims
 from .online import method_claims
@@ -72,11 +73,9 @@ def all_claims(
     return [{**row, "within": bound_of(row)} for row in corrected(rows)]
 
 
-def gao(curve: Curve) -> Array:
-    """Alpha and beta [2, R, I] of each repeat and instruction, by least squares without the start."""
-    distance = np.sqrt(curve.kl[1:])
-    design = np.stack([distance, -(distance**2)], axis=1)
-    return np.moveaxis((curve.gold[..., 1:] - curve.gold[..., :1]) @ np.linalg.pinv(design).T, -1, 0)
+def gao(curve: Curve) -> tuple[Array, Array]:
+    """Alpha and beta [R, I] of each repeat and instruction, of the places behind the start."""
+    return gao_fit(np.sqrt(curve.kl[1:]), curve.gold[..., 1:] - curve.gold[..., :1])
 
 
 def gao_rows(curves: Mapping[Key, Curve]) -> list[Row]:
@@ -121,61 +120,58 @@ def bands(curve: Curve, seed: int = 0) -> tuple[Array, Array]:
     return mean - width, mean + width
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What was said before the first run of one claim."""
-
-    claim: str
-    labels: int
-    """0 for a claim over all settings."""
-    expected: Literal["above", "below", "within"]
-    """Above 0, below 0, or within `bound` of it."""
-    text: str
-    bound: float = 0.0
-    kind: str = KIND
-    """A fault, for a claim about dials; a method, for one about training."""
-
-
 PREDICTED: Final = (
-    Prediction("doubled peak", 0, "above", "Gold gained at the peak grows with N(1 − 2e)²."),
-    Prediction("doubled drop", 0, "below", "The fall after the peak shrinks with N(1 − 2e)²."),
-    Prediction("slope of the drop", 2000, "above", "2,000 labels: flips deepen the fall."),
-    Prediction("slope of alpha", 2000, "below", "2,000 labels: flips lower α."),
-    Prediction("slope of beta", 2000, "within", "2,000 labels: flips leave β as it is.", 0.02),
-    Prediction("matched peak", 500, "within", "2,000 labels with 25 % flips gain as much as 500 clean ones.", 0.1),
-    Prediction("matched peak", 1000, "within", "4,000 labels with 25 % flips gain as much as 1,000 clean ones.", 0.1),
-    Prediction("matched peak", 2000, "within", "8,000 labels with 25 % flips gain as much as 2,000 clean ones.", 0.1),
-    Prediction("matched drop", 500, "within", "2,000 labels with 25 % flips fall as far as 500 clean ones.", 0.15),
-    Prediction("matched drop", 1000, "within", "4,000 labels with 25 % flips fall as far as 1,000 clean ones.", 0.15),
-    Prediction("matched drop", 2000, "within", "8,000 labels with 25 % flips fall as far as 2,000 clean ones.", 0.15),
-    Prediction("rest peak", 0, "within", "Given N(1 − 2e)², flips change nothing in the gain.", 0.05),
-    Prediction("rest drop", 0, "within", "Given N(1 − 2e)², flips change nothing in the fall.", 0.05),
-    Prediction("matched peak", 500, "within", "PPO: 2,000 with 25 % flips gain as much as 500 clean.", 0.15, "ppo"),
-    Prediction("matched peak", 1000, "within", "PPO: so do 4,000 and 1,000.", 0.15, "ppo"),
-    Prediction("matched peak", 2000, "within", "PPO: so do 8,000 and 2,000.", 0.15, "ppo"),
-    Prediction("matched drop", 2000, "within", "PPO: 8,000 with 25 % flips fall as far as 2,000 clean.", 0.25, "ppo"),
-    Prediction("matched peak", 2000, "within", "DPO: 8,000 with 25 % flips gain as much as 2,000 clean.", 0.15, "dpo"),
-    Prediction("lift", 0, "above", "More labels lift what is gained by flipped ones.", kind=FLIP),
-    Prediction("lift", 0, "within", "No fault: 2,000 labels know nearly all that 8,000 do.", 0.1, CLEAN),
-    Prediction("lift", 0, "within", "More labels do not lift what a taste for length leaves.", 0.1, "length_bias"),
-    Prediction("cost peak", 8000, "above", "8,000 labels: length costs more than flips.", kind="length_bias"),
-    Prediction("cost end", 8000, "above", "8,000 labels: so it does at the largest n.", kind="length_bias"),
-    Prediction("cost peak", 2000, "below", "2,000 labels: noise of close pairs costs less.", kind="temperature"),
-    Prediction("cost peak", 2000, "below", "2,000 labels: so does a taste for the first.", kind="position_bias"),
-    Prediction("cost peak", 8000, "above", "8,000 labels: annotators' tastes cost more.", kind="annotator_noise"),
-    Prediction("cost peak", 8000, "above", "8,000 labels: instructions' tastes cost more.", kind="instruction_noise"),
-    Prediction("PPO's cost peak", 8000, "above", "PPO, 8,000 labels: length costs more.", kind="length_bias"),
-    Prediction("PPO's cost end", 8000, "above", "PPO: so it does at the last step.", kind="length_bias"),
-    Prediction("PPO's cost end", 8000, "above", "PPO: annotators' tastes cost more then.", kind="annotator_noise"),
-    Prediction("PPO's cost peak", 8000, "below", "PPO: noise of close pairs costs less.", kind="temperature"),
+    Prediction("doubled peak", (0, KIND), "above", "Gold gained at the peak grows with N(1 − 2e)²."),
+    Prediction("doubled drop", (0, KIND), "below", "The fall after the peak shrinks with N(1 − 2e)²."),
+    Prediction("slope of the drop", (2000, KIND), "above", "2,000 labels: flips deepen the fall."),
+    Prediction("slope of alpha", (2000, KIND), "below", "2,000 labels: flips lower α."),
+    Prediction("slope of beta", (2000, KIND), "within", "2,000 labels: flips leave β as it is.", 0.02),
+    Prediction(
+        "matched peak", (500, KIND), "within", "2,000 labels with 25 % flips gain as much as 500 clean ones.", 0.1
+    ),
+    Prediction(
+        "matched peak", (1000, KIND), "within", "4,000 labels with 25 % flips gain as much as 1,000 clean ones.", 0.1
+    ),
+    Prediction(
+        "matched peak", (2000, KIND), "within", "8,000 labels with 25 % flips gain as much as 2,000 clean ones.", 0.1
+    ),
+    Prediction(
+        "matched drop", (500, KIND), "within", "2,000 labels with 25 % flips fall as far as 500 clean ones.", 0.15
+    ),
+    Prediction(
+        "matched drop", (1000, KIND), "within", "4,000 labels with 25 % flips fall as far as 1,000 clean ones.", 0.15
+    ),
+    Prediction(
+        "matched drop", (2000, KIND), "within", "8,000 labels with 25 % flips fall as far as 2,000 clean ones.", 0.15
+    ),
+    Prediction("rest peak", (0, KIND), "within", "Given N(1 − 2e)², flips change nothing in the gain.", 0.05),
+    Prediction("rest drop", (0, KIND), "within", "Given N(1 − 2e)², flips change nothing in the fall.", 0.05),
+    Prediction("matched peak", (500, "ppo"), "within", "PPO: 2,000 with 25 % flips gain as much as 500 clean.", 0.15),
+    Prediction("matched peak", (1000, "ppo"), "within", "PPO: so do 4,000 and 1,000.", 0.15),
+    Prediction("matched peak", (2000, "ppo"), "within", "PPO: so do 8,000 and 2,000.", 0.15),
+    Prediction("matched drop", (2000, "ppo"), "within", "PPO: 8,000 with 25 % flips fall as far as 2,000 clean.", 0.25),
+    Prediction(
+        "matched peak", (2000, "dpo"), "within", "DPO: 8,000 with 25 % flips gain as much as 2,000 clean.", 0.15
+    ),
+    Prediction("lift", (0, FLIP), "above", "More labels lift what is gained by flipped ones."),
+    Prediction("lift", (0, CLEAN), "within", "No fault: 2,000 labels know nearly all that 8,000 do.", 0.1),
+    Prediction("lift", (0, "length_bias"), "within", "More labels do not lift what a taste for length leaves.", 0.1),
+    Prediction("cost peak", (8000, "length_bias"), "above", "8,000 labels: length costs more than flips."),
+    Prediction("cost end", (8000, "length_bias"), "above", "8,000 labels: so it does at the largest n."),
+    Prediction("cost peak", (2000, "temperature"), "below", "2,000 labels: noise of close pairs costs less."),
+    Prediction("cost peak", (2000, "position_bias"), "below", "2,000 labels: so does a taste for the first."),
+    Prediction("cost peak", (8000, "annotator_noise"), "above", "8,000 labels: annotators' tastes cost more."),
+    Prediction("cost peak", (8000, "instruction_noise"), "above", "8,000 labels: instructions' tastes cost more."),
+    Prediction("PPO's cost peak", (8000, "length_bias"), "above", "PPO, 8,000 labels: length costs more."),
+    Prediction("PPO's cost end", (8000, "length_bias"), "above", "PPO: so it does at the last step."),
+    Prediction("PPO's cost end", (8000, "annotator_noise"), "above", "PPO: annotators' tastes cost more then."),
+    Prediction("PPO's cost peak", (8000, "temperature"), "below", "PPO: noise of close pairs costs less."),
 )
 """Committed before any cell of the full study was run; those of flips from a pilot with five seeds that shared their
 pairs and did not hold the number of updates equal. In gold's unit; of slopes and the rest for ten points of flips."""
 
 
-def outcomes(claimed: pd.DataFrame) -> list[tuple[Prediction, dict[str, Any], str]]:
-    """Each prediction with its claim's row and what came of it; one without a claim is left out."""
-    own = cast(list[dict[str, Any]], claimed[claimed.judge == OWN].to_dict("records"))
-    rows = {(row["claim"], row["labels"], row["kind"]): row for row in own}
-    found = [(each, rows.get((each.claim, each.labels, each.kind))) for each in PREDICTED]
-    return [(each, row, outcome_of(row, each.expected, each.bound)) for each, row in found if row is not None]
+def outcomes(claimed: pd.DataFrame) -> list[Outcome]:
+    """What came of the predictions, by the claims about gold."""
+    rows = {(row["claim"], row["labels"], row["kind"]): row for row in records(claimed[claimed.judge == OWN])}
+    return outcomes_of(PREDICTED, rows)

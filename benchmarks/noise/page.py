@@ -6,21 +6,21 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ...oracles.dials import MOST
-from ...statistics import Interval
 from ..experiment.faults import AGREEMENT, CLEAN, FLIP
 from ..experiment.fresh import KIND, OWN
-from ..harness.page import Drawn, Page, read_manifest, read_table
+from ..harness.page import Drawn, Page, read_manifest, read_table, records
 from ..harness.plots import COLORS, MARKERS, grid, titled
-from ..harness.report import Table, interval_text, number, sentences
+from ..harness.report import Table, number, sentences
 from ..surrogates.figures import INFORMATION, draw_curves, draw_information
-from .analysis import Prediction, outcomes
+from ..surrogates.predictions import ends, prediction_table
+from .analysis import outcomes
 
 STRONGEST: Final = 0.99 * MOST
 JUDGES: Final = {OWN: "gold", "sim_eval": "win rate by p_sim^eval, points", "human": "win rate by human raters, points"}
@@ -117,37 +117,6 @@ def page(folder: Path) -> Page:
 def right(row: Mapping[str, Any]) -> str:
     """How often a setting's reward models are right."""
     return f"{row['accuracy']:.1f}"
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table."""
-    return cast(list[dict[str, Any]], frame.to_dict("records"))
-
-
-def ends(row: Mapping[str, Any], name: str = "") -> str:
-    """A mean with its interval, of the columns of `scarcity.estimate_cells`."""
-    start = f"{name}_" if name else ""
-    return interval_text(Interval(row[name or "mean"], row[f"{start}low"], row[f"{start}high"], 0), "")
-
-
-def prediction_table(told: list[tuple[Prediction, dict[str, Any], str]], size: int) -> Table:
-    """What was predicted beside what came out."""
-    signs = {"above": "above 0", "below": "below 0"}
-    rows = [
-        {
-            "predicted before the first run": each.text,
-            "that is": signs.get(each.expected, f"within {each.bound:g}"),
-            "measured": ends(row),
-            "within, at 5 %": number(row["within"]) if each.expected == "within" else "",
-            "outcome": outcome,
-        }
-        for each, row, outcome in told
-    ]
-    caption = (
-        f"A direction has held where it is clear by Holm among all {size} claims; a bound, where two one-sided tests "
-        "find the value within it. Open: neither held nor failed. In units of gold."
-    )
-    return Table.of(rows, caption, "Predictions and outcomes")
 
 
 def grid_table(own: pd.DataFrame, what: str, cell: Callable[[dict[str, Any]], str], note: str) -> Table:

@@ -121,6 +121,15 @@ def slope(values: Array, at: Sequence[float]) -> Array:
     return np.asarray(np.tensordot(centred / (centred**2).sum(), values, axes=1))
 
 
+def gao(distance: Array, gained: Array) -> tuple[Array, Array]:
+    """Alpha and beta [...] of gold [..., K] gained as d (alpha - beta d), d = sqrt(KL) [K], by least squares.
+
+    Source: Gao, Schulman and Hilton 2022 (arXiv 2210.10760).
+    """
+    solved = gained @ np.linalg.pinv(np.stack([distance, -(distance**2)], axis=1)).T
+    return solved[..., 0], solved[..., 1]
+
+
 @dataclass(frozen=True)
 class TwoWay(Interval):
     """The mean of a table of repeats by instructions, with a 95 % interval for others of both; `num` repeats."""

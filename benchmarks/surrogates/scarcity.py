@@ -140,20 +140,6 @@ def bound_of(row: Row) -> float:
     return float(abs(row["mean"]) + 1.6449 / 1.96 * (row["high"] - row["mean"]))
 
 
-def outcome_of(row: Row, expected: str, bound: float) -> str:
-    """What came of a prediction of a claim, by its row of a family: "held", "failed" or "open".
-
-    A direction ("above" or "below" 0) has held where the claim is clear by Holm on that side, and failed where it is on
-    the other. "within" a bound has held where `bound_of` is no larger, and failed where the 95 % interval lies outside.
-    """
-    if expected == "within":
-        held, failed = row["within"] <= bound, max(row["low"], -row["high"]) > bound
-    else:
-        right = (row["mean"] > 0) == (expected == "above")
-        held, failed = row["holm"] and right, row["holm"] and not right
-    return "held" if held else "failed" if failed else "open"
-
-
 def _named(key: Key) -> dict[str, Any]:
     return dict(zip(("judge", "kind", "labels", "flip"), key, strict=True))
 

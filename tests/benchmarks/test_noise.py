@@ -159,7 +159,7 @@ def test_scarcity_alone_leaves_nothing_to_flips():
     assert abs(rest["mean"]) < 0.01  # what is left of the curvature
     assert rest["within"] < 0.05
     assert claim_of(rows, "doubled peak")["holm"]
-    told = {(each.claim, each.labels): outcome for each, _, outcome in outcomes(pd.DataFrame(rows))}
+    told = {(each.claim, each.at[0]): outcome for each, _, outcome in outcomes(pd.DataFrame(rows))}
     assert told["matched peak", 2000] == told["rest peak", 0] == told["doubled peak", 0] == "held"
     assert told["slope of alpha", 2000] == "held"
 
@@ -170,7 +170,7 @@ def test_what_flips_do_beyond_scarcity_is_found():
     )
     assert claim_of(rows, "rest peak")["holm"]
     assert claim_of(rows, "rest peak")["mean"] < -0.05
-    told = {(each.claim, each.labels): outcome for each, _, outcome in outcomes(pd.DataFrame(rows))}
+    told = {(each.claim, each.at[0]): outcome for each, _, outcome in outcomes(pd.DataFrame(rows))}
     assert told["rest peak", 0] == told["matched peak", 2000] == "failed"
 
 

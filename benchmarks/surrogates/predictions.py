@@ -1,0 +1,74 @@
+"""Predictions that were committed before a study's runs: what came of them, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...statistics import Interval
+from ..harness.report import Table, interval_text, number
+from ..harness.study import Row
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was said before the first run of one claim."""
+
+    claim: str
+    at: tuple[Any, ...]
+    """Which claim of that name."""
+    expected: Literal["above", "below", "within"]
+    """Above 0, below 0, or within `bound` of it."""
+    text: str
+    bound: float = 0.0
+
+
+Outcome = tuple[Prediction, Row, str]
+"""A prediction, its claim's row, and what came of it."""
+
+
+def outcomes_of(predicted: Sequence[Prediction], rows: Mapping[tuple[Any, ...], Row]) -> list[Outcome]:
+    """What came of predictions, by the rows of claims, (claim, *at) each; one without a claim is left out."""
+    found = [(each, rows.get((each.claim, *each.at))) for each in predicted]
+    return [(each, row, outcome_of(row, each.expected, each.bound)) for each, row in found if row is not None]
+
+
+def outcome_of(row: Row, expected: str, bound: float) -> str:
+    """What came of a prediction of a claim, by its row of a family: "held", "failed" or "open".
+
+    A direction ("above" or "below" 0) has held where the claim is clear by Holm on that side, and failed where it is on
+    the other. "within" a bound has held where `bound_of` is no larger, and failed where the 95 % interval lies outside.
+    """
+    if expected == "within":
+        held, failed = row["within"] <= bound, max(row["low"], -row["high"]) > bound
+    else:
+        right = (row["mean"] > 0) == (expected == "above")
+        held, failed = row["holm"] and right, row["holm"] and not right
+    return "held" if held else "failed" if failed else "open"
+
+
+def ends(row: Mapping[str, Any], name: str = "", missing: str = "") -> str:
+    """A mean with its interval, of the columns of `scarcity.estimate_cells`; `missing` where there is none."""
+    start, value = f"{name}_" if name else "", row[name or "mean"]
+    return missing if value != value else interval_text(Interval(value, row[f"{start}low"], row[f"{start}high"], 0), "")
+
+
+def prediction_table(told: Sequence[Outcome], size: int) -> Table:
+    """What was predicted beside what came out."""
+    signs = {"above": "above 0", "below": "below 0"}
+    rows = [
+        {
+            "predicted before the first run": each.text,
+            "that is": signs.get(each.expected, f"within {each.bound:g}"),
+            "measured": ends(row),
+            "within, at 5 %": number(row["within"]) if each.expected == "within" else "",
+            "outcome": outcome,
+        }
+        for each, row, outcome in told
+    ]
+    caption = (
+        f"A direction has held where it is clear by Holm among all {size} claims; a bound, where two one-sided tests "
+        "find the value within it. Open: neither held nor failed. In units of gold."
+    )
+    return Table.of(rows, caption, "Predictions and outcomes")
