@@ -28,7 +28,7 @@ BUDGETS = {
     "wrappers": 178,
     "benchmarks": 8_720,
     "examples": 432,
-    "tests": 20_395,
+    "tests": 20_444,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

@@ -1,4 +1,4 @@
-"""Losses, gradients and advantages of TRL's and verl's group methods on ragged batches are ours.
+"""Losses, gradients and advantages of TRL's and verl's group methods, and of TRL's KTO, on ragged batches are ours.
 
 Each is skipped where the library is not installed.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from alpacafarm_env.agents import KTOConfig
 from alpacafarm_env.agents.group_policy import (
     DrGRPOConfig,
     GroupPolicyConfig,
@@ -20,6 +21,7 @@ from alpacafarm_env.agents.group_policy import (
     group_advantages,
     group_sums,
 )
+from alpacafarm_env.agents.kto import kto_loss
 from alpacafarm_env.agents.losses import place_scores, returns_to_go
 from alpacafarm_env.agents.rollouts import length_mask, unpad
 
@@ -138,6 +140,60 @@ def test_losses_and_gradients_are_trls(name: str) -> None:
         return theirs(logprobs, mask, inputs, **mode)
 
     assert apart_from(f"TRL, {name}", config, loss_of, 1e-3 if "gspo" in name else 0.3) < 1e-6
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.5, 0.75)])
+def test_ktos_loss_and_gradient_are_trls(weights: tuple[float, float]) -> None:
+    """By the trainer's own method, on a model whose log-probabilities are given; in some batches z is 0."""
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    config, largest, kls = KTOConfig(beta=0.2, good_weight=weights[0], bad_weight=weights[1]), 0.0, []
+    for seed in range(20):
+        _, mask, _, near, new, draws = drawn_batch(seed, 0.3)
+        wide = torch.cat([torch.zeros(8, 1), mask], 1).long()
+        own, other = (new.clone().requires_grad_() for _ in range(2))
+        unrelated = draws[:4]
+
+        def model(*, labels: torch.Tensor, other: torch.Tensor = other, **_: Any) -> SimpleNamespace:
+            shown = other.masked_fill(labels[:, 1:] == -100, 0)
+            return SimpleNamespace(log_probs=shown, entropy=0 * shown.detach(), mean_logits=shown.detach())
+
+        good = torch.arange(8) % 3 > 0
+        itself = SimpleNamespace(
+            model=SimpleNamespace(training=True),
+            accelerator=SimpleNamespace(device="cpu", gather_for_metrics=lambda x: x),
+            calculate_KL=True,
+            _compute_kl_logps=lambda model, batch, unrelated=unrelated: unrelated,
+            aux_loss_enabled=False,
+            precompute_ref_logps=True,
+            loss_type="kto",
+            beta=config.beta,
+            desirable_weight=config.good_weight,
+            undesirable_weight=config.bad_weight,
+            _metrics=defaultdict(lambda: defaultdict(list)),
+            _total_train_tokens=0,
+            _tp_size=1,
+        )
+        batch = {
+            "input_ids": wide,
+            "attention_mask": wide,
+            "completion_mask": wide,
+            "label": good,
+            "ref_logps": (near * mask).sum(1),
+            "ref_KL_logps": torch.zeros(4, dtype=torch.float64),
+        }
+        given = trl.KTOTrainer._compute_loss(itself, model, batch, False)
+        kl = max(0.0, float(unrelated.mean()))
+        loss = kto_loss(((own - near) * mask).sum(1), good, kl, config).mean()
+        torch.autograd.backward([loss, given])
+        assert own.grad is not None
+        assert other.grad is not None
+        assert own.grad.abs().max() > 1e-3
+        kls.append(kl)
+        apart = [float((loss - given).detach().abs()), float((own.grad - other.grad).abs().max())]
+        largest = max(largest, *apart)
+    print(f"TRL, kto: largest difference {largest:.1e}")
+    assert largest < 1e-6
+    assert 0 < sum(kl == 0 for kl in kls) < len(kls)
 
 
 VERL: dict[str, tuple[str, str, GroupPolicyConfig]] = {
