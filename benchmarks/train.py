@@ -54,12 +54,12 @@ from .harness.runner import Progress, clock_text, quiet
 from .harness.stored import file_name, is_helper, refuse_taken, take_folder
 from .harness.study import Row, run_command, write_csv
 from .methods.job import FEEDBACK_OF, Job, Labellers, ModelOptions
-from .methods.methods import LATER_METHODS, METHODS, REWARD_MODELING, check_splits, find_method
+from .methods.methods import RANKED, REWARD_MODELING, check_splits, find_method
 from .methods.presets import Dtype, choose_preset, option_of
 
 NAME = "train"
 SPECS: Final = {
-    **{method.name: method.name for method in (*METHODS, *LATER_METHODS) if method.name not in API_MODELS},
+    **{method.name: method.name for method in RANKED if method.name not in API_MODELS},
     "sft": "fine_tuning",  # the ranking's sft is the policy that all methods start from
     REWARD_MODELING: REWARD_MODELING,
 }

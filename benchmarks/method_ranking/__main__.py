@@ -1,4 +1,4 @@
-"""Every method of the paper, trained, decoded and ranked by simulated and by human feedback.
+"""Every method of the paper and later ones, trained, decoded and ranked by simulated and by human feedback.
 
     python -m alpacafarm_env.benchmarks.method_ranking [--quick] [--seeds N] [--methods NAME ...]
 
@@ -34,7 +34,7 @@ from ..harness.runner import Cell, run_cells
 from ..harness.sources import sandbox_sources
 from ..harness.study import Row, Study, StudyOptions, named_once, run_command
 from ..methods.job import FEEDBACK_OF, FEEDBACKS, Feedback, Job, Labellers
-from ..methods.methods import BY_NAME, METHODS, REWARD_MODELING, Method, find_method
+from ..methods.methods import BY_NAME, RANKED, REWARD_MODELING, Method, find_method
 from .page import BASELINE, JUDGED_BY, Summary, agreements_of, page
 
 NAME = "method_ranking"
@@ -70,7 +70,7 @@ class MethodRankingOptions(StudyOptions):
     @property
     def specs(self) -> dict[str, str]:
         """Name of each chosen method, SFT among them -> how it was given."""
-        given = [*(self.methods or [method.name for method in METHODS]), BASELINE]
+        given = [*(self.methods or [method.name for method in RANKED]), BASELINE]
         return named_once("--methods", given, find_method, BY_NAME | {REWARD_MODELING: None})  # which gives no answers
 
     @property

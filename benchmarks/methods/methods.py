@@ -284,6 +284,7 @@ LATER_METHODS = (
     ),
 )
 """Later than the paper: no rows of its table."""
+RANKED = (*METHODS, *LATER_METHODS)
 CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)
 VARIANTS = (
     Method("crowd", "The crowd itself", partial(make_stand_in, name="crowd"), "nothing", trained=False, effort=5),
@@ -295,7 +296,7 @@ VARIANTS = (
     Method("quark_fast", "Quark, PPO's rate", partial(make_quark, learning_rate=2e-4), effort=100),
     Method("best_of_16_gold", "Best-of-16 by gold", make_best_of_16_gold, "nothing", trained=False, effort=30),
 )
-BY_NAME = {method.name: method for method in (*METHODS, *LATER_METHODS, *VARIANTS)} | {
+BY_NAME = {method.name: method for method in (*RANKED, *VARIANTS)} | {
     "fine_tuning": FINE_TUNING,
     REWARD_MODELING: Method(REWARD_MODELING, "Reward model", make_reward_modeling, "preferences"),
 }
