@@ -85,12 +85,17 @@ def compare(path: Path, identity: Mapping[str, Any], *, free: Collection[str]) -
         )
 
 
-def publish(folder: Path, write: Callable[[Path], None], processes: Processes | None = None) -> None:
+def publish(folder: Path, write: Callable[[Path], None], processes: Processes) -> None:
     """Let `write` fill a draft folder, seal it and move it to `folder` in one rename; no draft is left of a failure.
 
-    With `processes` all call it: each writes files of its own into one draft, which the main one seals.
+    All `processes` call it: each writes files of its own into one draft, which the main one seals.
     """
-    draft, is_main = folder.with_name(f".{folder.name}.tmp"), processes is None or processes.is_main
+    draft, is_main = folder.with_name(f".{folder.name}.tmp"), processes.is_main
+
+    def guarded(work: Callable[[], None] | None) -> None:
+        with writing(folder):
+            if work is not None:
+                work()
 
     def begin() -> None:
         shutil.rmtree(draft, ignore_errors=True)
@@ -107,21 +112,10 @@ def publish(folder: Path, write: Callable[[Path], None], processes: Processes | 
 
     try:
         for work in (begin if is_main else None, partial(write, draft), seal if is_main else None):
-            _publish_part(work, folder, processes)
+            processes.together(partial(guarded, work))  # all end one part before another begins
     finally:
         if is_main:
             shutil.rmtree(draft, ignore_errors=True)
-
-
-def _publish_part(work: Callable[[], None] | None, folder: Path, processes: Processes | None) -> None:
-    """One part of `publish`, which all processes end before another begins."""
-
-    def guarded() -> None:
-        with writing(folder):
-            if work is not None:
-                work()
-
-    guarded() if processes is None else processes.together(guarded)
 
 
 def check(folder: Path) -> None:

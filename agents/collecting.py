@@ -26,8 +26,8 @@ from ..oracles.base import checked
 from ..seeding import keyed_rng
 from .language_model import LanguageModel
 from .loop import Loop, Sums, keyed_generator
-from .losses import masked_moments
-from .policy_agent import PolicyConfig, fitting
+from .losses import kl_estimate, masked_moments
+from .policy_agent import PolicyAgent, PolicyConfig, fitting
 from .processes import Processes, judge_together
 from .prompts import prompt_lengths
 from .rollouts import Groups, Rollouts, length_mask, pad_rows
@@ -35,8 +35,6 @@ from .settings import Count, Natural, Positive
 
 Round = tuple[Rollouts, Tensor, dict[str, Tensor]]
 """Responses, their rewards (NaN: unscored) and what the environment reports of each."""
-DRAWS: dict[str, str] = {"draws": "numbered over the step (0.1.0: by process and round)"}
-"""Noted down by runs that draw as here. A run with other draws is not continued."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +127,7 @@ class Collector:
 
     def describe(self) -> dict[str, Any]:
         """All that decides a run beside its config, JSON-able, for a resumed run to compare."""
-        return {**self._described, **DRAWS}
+        return self._described
 
     def collect(self, loop: Loop, step: int) -> tuple[Rollouts, Tensor, NDArray[np.int64], dict[str, float]]:
         """This process's responses of a step; there may be none that has a score, if another process has one.
@@ -228,6 +226,38 @@ def columns(
         with loop.processes.autocast():
             table[rows.to(device)] = pad_rows(compute(part), part.lengths, width=table.shape[1])
     return table
+
+
+class CollectingAgent(PolicyAgent):
+    """What the agents share that learn from their own samples."""
+
+    config: OnlineConfig
+    _collector: Collector
+
+    def _collect_from(self, env: VectorEnv[Any, Any, Any], *, num_generations: int = 1, **run: Any) -> None:
+        """Begins a run that samples from `env`; `run` are arguments of `_start`."""
+        self._collector = Collector(env, self.policy, self.config, who=self.label, num_generations=num_generations)
+        self.num_left_out = self._collector.num_left_out
+        self.policy.add_reference()
+        described = {"total": self.config.total_steps, "inputs": self._collector.describe, **run}
+        self._loop = self._start(self.config, **described)
+
+    def _sampled(
+        self, rollouts: Rollouts, logprobs: Callable[[Rollouts], Tensor], groups: Groups | None = None
+    ) -> Tensor:
+        """Log π of the responses' tokens [B, T] as they were sampled, or by `logprobs` where that is not exact."""
+        if self.policy.samples_exactly:
+            return pad_rows(rollouts.logprobs, rollouts.lengths)
+        return columns(self._loop, rollouts, logprobs, groups)
+
+
+def drift(logprobs: Tensor, ref_logprobs: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+    """Metrics of how far samples are from the reference and how varied they are, by the log-probabilities of tokens.
+
+    These are [B, T], of which row i has `lengths[i]`. KL is in nats a response, entropy in nats a token.
+    """
+    kl = {f"kl/{kind}": kl_estimate(logprobs, ref_logprobs, kind).sum(1) for kind in ("k1", "k3")}
+    return {**kl, "entropy": -logprobs[length_mask(lengths)]}
 
 
 def update_in_epochs(

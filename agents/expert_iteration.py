@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Self, cast
 from ..bases import read_json
 from ..data.files import write_atomic
 from ..errors import CheckpointError, UnscoredError
-from ..folders import claim
+from ..folders import Claim
 from ..instructions import Demonstration, Instruction
 from ..monitors.runs import ROLLOUTS, append_rollouts, without_nan
 from ..oracles.base import RewardOracle
@@ -288,7 +288,7 @@ class ExpertIteration(PolicyAgent):
         """Claim the folder, note what decides the run if it is new, and begin metrics.jsonl and `ROLLOUTS` anew."""
         if not self._processes.is_main:
             return nullcontext()
-        held = claim(out, "a training run")
+        held = Claim(out, "a training run")
         if identity is not None:
             checkpoints.write_json(out / "config.json", identity)
             checkpoints.flush(out / "config.json")  # on disk before the first chunk is
@@ -366,7 +366,7 @@ class ExpertIteration(PolicyAgent):
             "oracle": self.oracle.name,
             "seed": self.seed,
             "num_processes": self._processes.count,
-            **({"left_out": self.num_left_out} if self.num_left_out else {}),
+            "left_out": self.num_left_out,
         }
 
 

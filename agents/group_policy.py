@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import did_you_mean
-from .collecting import Collector, OnlineConfig, columns, update_in_epochs
+from .collecting import CollectingAgent, OnlineConfig, columns, drift, update_in_epochs
 from .language_model import LanguageModel
 from .loop import Resume, Sums
 from .losses import (
@@ -56,9 +56,8 @@ from .losses import (
     unbiased,
     zero_outside,
 )
-from .policy_agent import PolicyAgent
 from .ppo import sandbox_sizes
-from .rollouts import Groups, Rollouts, fullest, length_mask, pad_rows, segment_sum, unpad
+from .rollouts import Groups, Rollouts, fullest, length_mask, segment_sum, unpad
 from .settings import Count, NonNegative, Positive
 from .shared_prompts import shares_prompts
 
@@ -285,7 +284,7 @@ Experience = tuple[Rollouts, Tensor, Tensor, Tensor]
 """Scored responses of a step, and by their tokens [B, T] the old and the reference's log-probabilities, advantages."""
 
 
-class GroupPolicy(PolicyAgent):
+class GroupPolicy(CollectingAgent):
     """Trains a policy by the method whose settings it is given. The environment is as for `PPO`, other arguments too.
 
     Raises:
@@ -309,14 +308,9 @@ class GroupPolicy(PolicyAgent):
         self.env, self.config = env, config or GRPOConfig()
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
         group = self.config.num_generations
-        self._collector = Collector(env, self.policy, self.config, who=self.label, num_generations=group)
-        self.num_left_out = self._collector.num_left_out
-        self.policy.add_reference()
         self._shares = group > 1 and shares_prompts(self.policy.model)
         self._logprobs = partial(self.policy.logprobs, temperature=self.config.temperature, share_prompts=self._shares)
-        self._loop = self._start(
-            self.config, total=self.config.total_steps, inputs=self._collector.describe, out=out, resume=resume
-        )
+        self._collect_from(env, num_generations=group, out=out, resume=resume)
 
     def updates(self) -> Iterator[dict[str, float]]:
         """Train, one step at a time.
@@ -370,8 +364,7 @@ class GroupPolicy(PolicyAgent):
         """What the loss needs, which rows are of a group of equal rewards, and metrics."""
         config, reduce = self.config, self._loop.processes.reduce
         mask, shared = length_mask(rollouts.lengths), groups if self._shares else None
-        sampled = pad_rows(rollouts.logprobs, rollouts.lengths)
-        old = sampled if self.policy.samples_exactly else columns(self._loop, rollouts, self._logprobs, shared)
+        old = self._sampled(rollouts, self._logprobs, shared)
         ref = columns(self._loop, rollouts, partial(self._logprobs, role="reference"), shared)
         penalty = config.kl_coef if config.kl_in == "reward" else 0.0
         rewards, _ = shape_rewards(scores, old, ref, mask, kl_coef=penalty, kind=config.kl_estimator)
@@ -383,14 +376,7 @@ class GroupPolicy(PolicyAgent):
             own = group_advantages(whole, place, config, reduce=reduce)
             advantages = zero_outside(own[:, None].expand(mask.shape), mask).to(old.dtype)
         equal = equal_groups(scores, place).cpu().numpy() & (config.num_generations > 1)
-        metrics = self._loop.processes.means(
-            {
-                "reward/mean": rewards.sum(1),
-                "kl/k1": kl_estimate(old, ref, "k1").sum(1),
-                "kl/k3": kl_estimate(old, ref, "k3").sum(1),
-                "entropy": -old[mask],
-                "groups/equal": torch.from_numpy(equal.astype(np.float64)),
-            }
-        )
+        told = {"reward/mean": rewards.sum(1), "groups/equal": torch.from_numpy(equal.astype(np.float64))}
+        metrics = self._loop.processes.means({**told, **drift(old, ref, rollouts.lengths)})
         metrics["advantage/std"] = masked_moments(advantages, mask, reduce=reduce)[1].sqrt().item()
         return (rollouts, old, ref, advantages), equal, metrics

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..errors import CheckpointError
-from ..folders import claim
+from ..folders import Claim
 from ..monitors.runs import ROLLOUTS
 from ..pretrained import reading
 from ..seeding import keyed_rng
@@ -374,7 +374,7 @@ class Loop:
         """Put the run's files back to where the checkpoint left them."""
         if not self.processes.is_main:
             return
-        with claim(out, "a training run"):
+        with Claim(out, "a training run"):
             checkpoints.cut_metrics(out / "metrics.jsonl", metrics_bytes)
             if (rollouts := out / ROLLOUTS).exists():  # a sample for readers, and nothing that a run needs
                 checkpoints.cut_metrics(rollouts, min(rollouts_bytes, rollouts.stat().st_size))
@@ -392,4 +392,4 @@ class Loop:
         with reading(folder, "the state of a run in state.json"):
             self.step = self._kept = int(state["step"])
             self.state = dict(state["agent"])
-            return int(state["metrics_bytes"]), int(state.get("rollouts_bytes", 0))
+            return int(state["metrics_bytes"]), int(state["rollouts_bytes"])

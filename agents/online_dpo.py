@@ -29,14 +29,12 @@ from torch import Tensor
 
 from ..errors import UnscoredError
 from ..oracles.base import PreferenceOracle
-from .collecting import Collector, OnlineConfig, columns, update_in_epochs
+from .collecting import CollectingAgent, OnlineConfig, columns, drift, update_in_epochs
 from .dpo import pair_sums
 from .language_model import LanguageModel
 from .loop import Resume, Sums
-from .losses import kl_estimate
-from .policy_agent import PolicyAgent
 from .ppo import sandbox_sizes
-from .rollouts import Rollouts, length_mask, pad_rows, segment_sum
+from .rollouts import Rollouts, segment_sum
 from .settings import Count, NonNegative, Positive
 
 
@@ -76,7 +74,7 @@ class Pairs:
     ref_logprobs: Tensor
 
 
-class OnlineDPO(PolicyAgent):
+class OnlineDPO(CollectingAgent):
     """Trains a policy on its own pairs. The environment is as for `PPO`, other arguments too.
 
     Args:
@@ -103,12 +101,7 @@ class OnlineDPO(PolicyAgent):
     ) -> None:
         self.env, self.config, self.judge = env, config or OnlineDPOConfig(), judge
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
-        self._collector = Collector(env, self.policy, self.config, who=self.label, num_generations=2)
-        self.num_left_out = self._collector.num_left_out
-        self.policy.add_reference()
-        self._loop = self._start(
-            self.config, total=self.config.total_steps, inputs=self._describe, out=out, resume=resume
-        )
+        self._collect_from(env, num_generations=2, inputs=self._describe, out=out, resume=resume)
 
     def _describe(self) -> dict[str, Any]:
         return {**self._collector.describe(), "judge": None if self.judge is None else self.judge.name}
@@ -165,12 +158,8 @@ class OnlineDPO(PolicyAgent):
     def _prepare(self, rollouts: Rollouts, first: Tensor, better: Tensor) -> tuple[Pairs, dict[str, float]]:
         """The pairs with the reference's log-probabilities, and metrics of all responses."""
         scored = partial(self.policy.logprobs, temperature=self.config.temperature)
-        own = pad_rows(rollouts.logprobs, rollouts.lengths)
-        if not self.policy.samples_exactly:
-            own = columns(self._loop, rollouts, scored)
+        own = self._sampled(rollouts, scored)
         ref = columns(self._loop, rollouts, partial(scored, role="reference"))
-        kl = {f"kl/{kind}": kl_estimate(own, ref, kind).sum(1) for kind in ("k1", "k3")}
-        entropy = -own[length_mask(rollouts.lengths)]
         # At temperature 1, of which DPO's loss is.
         whole = (
             ref
@@ -178,10 +167,8 @@ class OnlineDPO(PolicyAgent):
             else columns(self._loop, rollouts, partial(self.policy.logprobs, role="reference"))
         )
         chosen = first + better
-        return (
-            Pairs(rollouts, chosen, 2 * first + 1 - chosen, whole.sum(1)),
-            self._loop.processes.means({**kl, "entropy": entropy}),
-        )
+        pairs = Pairs(rollouts, chosen, 2 * first + 1 - chosen, whole.sum(1))
+        return pairs, self._loop.processes.means(drift(own, ref, rollouts.lengths))
 
     def _sums(self, pairs: Pairs, rows: Tensor) -> dict[str, Tensor]:
         chosen, rejected = pairs.chosen[rows], pairs.rejected[rows]

@@ -231,13 +231,11 @@ class PolicyAgent(Trainer, PolicyActor):
         if self.policy.sampler is not None:
             self.policy.sampler.check_trainable()
         modules = modules or {"policy": self.policy.model}
-        identity: dict[str, Any] = {}
+        identity: dict[str, Any] = {"left_out": self.num_left_out}
         if out is not None or Processes(self.policy.device).count > 1:
             identity |= inputs()
         if out is not None:
             identity |= {f"{role}_sha256": starting_point(model) for role, model in modules.items()}
-        if self.num_left_out:  # a run that leaves nothing out is the same as before this was counted
-            identity["left_out"] = self.num_left_out
         loop = Loop(
             modules,
             frozen=[] if self.policy.reference is None else [self.policy.reference],

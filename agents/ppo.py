@@ -34,11 +34,10 @@ from torch import Tensor
 from ..errors import did_you_mean
 from . import losses
 from .adapters import has_lora
-from .collecting import Collector, OnlineConfig, columns, update_in_epochs
+from .collecting import CollectingAgent, OnlineConfig, columns, drift, update_in_epochs
 from .language_model import LanguageModel
 from .loop import Resume, Sums
 from .losses import KL_ESTIMATORS, kl_estimate, masked_moments
-from .policy_agent import PolicyAgent
 from .rollouts import Rollouts, length_mask, pad_rows, unpad
 from .settings import NonNegative, Positive, UnitInterval
 from .value_model import Kind, ValueModel, make_value_model
@@ -165,7 +164,7 @@ def ppo_sums(
     }
 
 
-class PPO(PolicyAgent):
+class PPO(CollectingAgent):
     """Trains a policy by PPO. The environment is that of a `Collector`; other arguments as of `PolicyAgent`.
 
     Args:
@@ -198,17 +197,8 @@ class PPO(PolicyAgent):
         kind = self.config.value or ("adapter" if has_lora(self.policy.model) else "model")
         self.config = replace(self.config, value=kind)
         self.value_model = make_value_model(self.policy, kind, init=value_init, seed=seed)
-        self._collector = Collector(env, self.policy, self.config, who=self.label)
-        self.num_left_out = self._collector.num_left_out
-        self.policy.add_reference()
-        self._loop = self._start(
-            self.config,
-            modules={"policy": self.policy.model, "value": self.value_model},
-            total=self.config.total_steps,
-            inputs=self._collector.describe,
-            out=out,
-            resume=resume,
-        )
+        modules = {"policy": self.policy.model, "value": self.value_model}
+        self._collect_from(env, modules=modules, out=out, resume=resume)
         self._loop.state.setdefault("kl_coef", self.config.kl_coef)
 
     def updates(self) -> Iterator[dict[str, float]]:
@@ -282,14 +272,8 @@ class PPO(PolicyAgent):
         advantages, returns = losses.gae(scaled, values, mask, gamma=config.gamma, lam=config.lam)
         experience = Experience(rollouts, old_logprobs, values, losses.whiten(advantages, mask, reduce=reduce), returns)
         unexplained, spread = (masked_moments(x, mask, reduce=reduce)[1].item() for x in (returns - values, returns))
-        metrics = self._loop.processes.means(
-            {
-                "reward/mean": rewards.sum(1),
-                "kl/k1": kl_estimate(old_logprobs, ref_logprobs, "k1").sum(1),
-                "kl/k3": kl_estimate(old_logprobs, ref_logprobs, "k3").sum(1),
-                "entropy": -old_logprobs[mask],
-            }
-        )
+        moved = drift(old_logprobs, ref_logprobs, rollouts.lengths)
+        metrics = self._loop.processes.means({"reward/mean": rewards.sum(1), **moved})
         metrics["advantage/std"] = masked_moments(advantages, mask, reduce=reduce)[1].sqrt().item()
         metrics["value/explained_variance"] = 1 - unexplained / spread if spread > 0 else math.nan
         return experience, metrics

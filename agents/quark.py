@@ -40,13 +40,13 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .collecting import Collector, OnlineConfig, columns, places, update_in_epochs
+from .collecting import CollectingAgent, OnlineConfig, columns, drift, update_in_epochs
 from .language_model import LanguageModel
 from .loop import Resume, Sums, keyed_generator
-from .losses import exact_kl, kl_estimate, nll_loss
-from .policy_agent import PolicyAgent
+from .losses import exact_kl, nll_loss
+from .ppo import sandbox_sizes
 from .prompts import conditioned, unconditioned
-from .rollouts import Rollouts, segment_sum, unpad
+from .rollouts import Rollouts
 from .settings import Count, NonNegative, Positive
 
 
@@ -78,15 +78,7 @@ class QuarkConfig(OnlineConfig):
     @classmethod
     def sandbox(cls) -> Self:
         """Settings for the sandbox's small policy on two CPU cores: PPO's, with the paper's ratio of learning rates."""
-        return cls(
-            total_steps=30,
-            rollout_batch_size=256,
-            minibatch_size=128,
-            learning_rate=6e-5,
-            max_response_tokens=64,
-            precision="float32",
-            micro_batch_tokens=2048,
-        )
+        return cls(**sandbox_sizes(learning_rate=6e-5, micro_batch_tokens=2048))
 
 
 def quantile_labels(scores: Tensor, num_quantiles: int) -> Tensor:
@@ -119,10 +111,6 @@ class DataPool:
     numbers: NDArray[np.int64]
     """Those of this process's rows [B], ascending."""
 
-    def own(self, numbers: NDArray[np.int64]) -> Tensor:
-        """This process's rows among some of `trained`."""
-        return places(self.numbers, numbers)
-
 
 def quark_sums(policy: LanguageModel, pool: DataPool, rows: Tensor, config: QuarkConfig) -> dict[str, Tensor]:
     """Sums over response tokens of some rows: "loss" = "loss/nll" + β · "loss/kl", in nats."""
@@ -134,7 +122,7 @@ def quark_sums(policy: LanguageModel, pool: DataPool, rows: Tensor, config: Quar
     return {"loss": nll + config.kl_coef * kl, "loss/nll": nll, "loss/kl": kl}
 
 
-class Quark(PolicyAgent):
+class Quark(CollectingAgent):
     """Trains a policy on the best of its own responses. The environment is as for `PPO`, other arguments too.
 
     With `best_quantile_only=False` the policy gets the control tokens <reward_0> to <reward_K-1>, whose embeddings the
@@ -164,12 +152,7 @@ class Quark(PolicyAgent):
         if not self.config.best_quantile_only:
             names = [f"<reward_{k}>" for k in range(self.config.num_quantiles)]
             self._tokens = self.policy.add_control_tokens(names, keyed_generator(seed, "control tokens"))
-        self._collector = Collector(env, self.policy, self.config, who=self.label)
-        self.num_left_out = self._collector.num_left_out
-        self.policy.add_reference()
-        self._loop = self._start(
-            self.config, total=self.config.total_steps, inputs=self._collector.describe, out=out, resume=resume
-        )
+        self._collect_from(env, out=out, resume=resume)
 
     def updates(self) -> Iterator[dict[str, float]]:
         """Train, one step at a time.
@@ -233,16 +216,9 @@ class Quark(PolicyAgent):
 
     def _drift(self, rollouts: Rollouts) -> dict[str, float]:
         """Metrics of how far the samples are from the reference, which reads `rollouts`, and how varied they are."""
-
-        def scored(role: str) -> Tensor:
-            compute = partial(self.policy.logprobs, role=role, temperature=self.config.temperature)
-            return unpad(columns(self._loop, rollouts, compute), rollouts.lengths)
-
-        logprobs = rollouts.logprobs if self.policy.samples_exactly else scored("policy")
-        ref_logprobs = scored("reference")
-        kinds = {f"kl/{kind}": kl_estimate(logprobs, ref_logprobs, kind) for kind in ("k1", "k3")}
-        kl = {name: segment_sum(kl, rollouts.lengths) for name, kl in kinds.items()}
-        return self._loop.processes.means({**kl, "entropy": -logprobs})
+        scored = partial(self.policy.logprobs, temperature=self.config.temperature)
+        ref = columns(self._loop, rollouts, partial(scored, role="reference"))
+        return self._loop.processes.means(drift(self._sampled(rollouts, scored), ref, rollouts.lengths))
 
 
 def without_eos(rollouts: Rollouts) -> Rollouts:

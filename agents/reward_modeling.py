@@ -328,14 +328,12 @@ class RewardModeling(Trainer):
         targets = torch.ones(len(self._pairs)) if self._targets is None else self._targets
         columns = {"tokens": tokens, "lengths": lengths, "targets": targets}
         inputs = {self.counted: len(self._pairs), "tokens": len(tokens), "data_sha256": fingerprint(columns.items())}
-        dtype = next(self.model.parameters()).dtype
-        if dtype != torch.float32:  # as all runs were that have no note of it
-            inputs["dtype"] = str(dtype)
+        inputs |= {"dtype": str(next(self.model.parameters()).dtype), "left_out": self.num_left_out}
         if self.lora is not None:
             layers: Any = self.lora.target_modules  # a set, by then, of what was given as a list
             named = sorted(layers) if isinstance(layers, set) else layers
             inputs["lora"] = {"r": self.lora.r, "alpha": self.lora.lora_alpha, "layers": named}
-        return {**inputs, "left_out": self.num_left_out} if self.num_left_out else inputs
+        return inputs
 
     def _fitting(self, preferences: Sequence[Preference]) -> list[int]:
         """The numbers of the preferences whose prompts leave room for a response."""

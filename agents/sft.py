@@ -67,14 +67,7 @@ class FineTuningConfig(SFTConfig):
     @classmethod
     def sandbox(cls) -> Self:
         """Settings for the sandbox's small policy on two CPU cores; twice PPO's learning rate, as in the paper."""
-        return cls(
-            batch_size=32,
-            learning_rate=4e-4,
-            schedule="linear",
-            precision="float32",
-            micro_batch_tokens=1024,
-            save_every=100,
-        )
+        return replace(super().sandbox(), epochs=3, learning_rate=4e-4, weight_decay=0.0, save_every=100)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,6 @@ class Claim:
 
     def __init__(self, folder: Path | str, owner: str) -> None:
         self.folder = Path(folder)
-        self.owner = owner
         path = self.folder.resolve() / LOCK
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,11 +85,8 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-claim = Claim
-
-
 def refuse_claimed(folder: Path | str) -> None:
-    """Raises what `claim` would if somebody holds the folder; makes and changes nothing."""
+    """Raises what `Claim` would if somebody holds the folder; makes and changes nothing."""
     try:
         handle = os.open(Path(folder) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # nobody claims what is not there; what cannot be read is told when it is claimed

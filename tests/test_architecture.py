@@ -23,12 +23,12 @@ MAY_IMPORT = {
     "benchmarks": set(LAYERS),
 }
 BUDGETS = {
-    "alpacafarm_env": 9_747,
-    "agents": 5_426,
+    "alpacafarm_env": 9_724,
+    "agents": 5_371,
     "wrappers": 178,
-    "benchmarks": 8_721,
+    "benchmarks": 8_642,
     "examples": 432,
-    "tests": 20_444,
+    "tests": 20_431,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

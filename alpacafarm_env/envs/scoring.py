@@ -6,7 +6,7 @@ outermost wrapper decides; the environment's own oracle is then neither asked no
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -138,47 +138,34 @@ class Scoring:
         """The oracle that `spec` names, for this environment's data set."""
         return make_oracle(spec, dataset=self.dataset)
 
-    @contextmanager
-    def scored_by(self, oracle: "RewardOracle") -> Iterator[None]:
+    def scored_by(self, oracle: "RewardOracle") -> AbstractContextManager[None]:
         """While this context is open, `oracle` decides the reward, unless an outer `scored_by` already does."""
-        if self._deciding is not None:
-            yield
-            return
-        self._deciding = oracle
-        try:
-            yield
-        finally:
-            self._deciding = None
+        return nullcontext() if self._deciding is not None else self._with(_deciding=oracle)
 
-    @contextmanager
-    def also_scored_by(self, key: str, oracle: "RewardOracle") -> Iterator[None]:
+    def also_scored_by(self, key: str, oracle: "RewardOracle") -> AbstractContextManager[None]:
         """While this context is open, every step also reports `oracle`'s score under `info[key]` (NaN: no verdict).
 
         The reward is not touched. An oracle that also decides the reward is asked once, not twice.
         """
-        self._observers[key] = oracle
-        try:
-            yield
-        finally:
-            del self._observers[key]
+        return self._with(_observers={**self._observers, key: oracle})
 
-    @contextmanager
-    def audited_by(self, audit: "Audit") -> Iterator[None]:
+    def audited_by(self, audit: "Audit") -> AbstractContextManager[None]:
         """While this context is open, every step also reports what `audit` says of its batch. The reward stays."""
-        self._audits.append(audit)
-        try:
-            yield
-        finally:
-            self._audits.remove(audit)
+        return self._with(_audits=[*self._audits, audit])
+
+    def asking_by(self, ask: "Judge") -> AbstractContextManager[None]:
+        """While this context is open, oracles are asked by `ask` instead of `oracles.base.judge`."""
+        return self._with(_judge=ask)
 
     @contextmanager
-    def asking_by(self, ask: "Judge") -> Iterator[None]:
-        """While this context is open, oracles are asked by `ask` instead of `oracles.base.judge`."""
-        before, self._judge = self._judge, ask
+    def _with(self, **values: Any) -> Iterator[None]:
+        """While this context is open, attributes have these values."""
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
         try:
             yield
         finally:
-            self._judge = before
+            vars(self).update(before)
 
     def score(
         self, instructions: Sequence[Instruction], responses: Sequence[str]

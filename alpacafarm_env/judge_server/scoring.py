@@ -31,7 +31,7 @@ from ..errors import (
 from ..oracles.base import RewardOracle, judge, rewards_of, shorten
 from ..oracles.batched import MicroBatched
 from ..spaces import MAX_TEXT_LENGTH
-from .http import Request, Response, Server, as_error, as_json, json_app, json_route, threaded
+from .http import Response, Server, as_error, as_json, json_app, json_route, threaded
 
 SCORE: Final = "/score"
 HEALTH: Final = "/health"
@@ -87,8 +87,8 @@ class ScoreServer(Server):
             app = json_app(threaded(self.reply))
         else:
             app.router.routes[:0] = [json_route(path, threaded(self.reply)) for path in (SCORE, HEALTH)]
-            app.add_exception_handler(AlpacaFarmError, _refuse)
-            app.add_exception_handler(Exception, _refuse)
+            app.add_exception_handler(AlpacaFarmError, lambda _, error: refused(error))
+            app.add_exception_handler(Exception, lambda _, error: refused(error))
         super().__init__(app, grace_s=GRACE_S, **where)
         self.url += SCORE
 
@@ -156,10 +156,6 @@ def refused(error: Exception) -> Response:
         return as_error(400, str(error), "invalid_request_error", getattr(error, "field", None))
     text = str(error) if isinstance(error, AlpacaFarmError) else f"{type(error).__name__}: {error}"
     return as_error(500, text, "oracle_error")
-
-
-def _refuse(_: Request, error: Exception) -> Response:
-    return refused(error)
 
 
 def _columns(form: type[BaseModel], body: dict[str, Any]) -> list[list[str]]:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ..data.dataset import Dataset
 from ..data.files import read_records, write_atomic
 from ..errors import DataError, did_you_mean
 from ..instructions import Demonstration, Instruction, Preference
-from ..oracles.base import PreferenceOracle, compare
+from ..oracles.base import NoDeepCopy, PreferenceOracle, compare
 from ..seeding import keyed_rng
 from . import judges, tasks, writers
 
@@ -97,7 +97,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return cast(list[dict[str, Any]], rows)
 
 
-class Sandbox(Dataset):
+class Sandbox(NoDeepCopy, Dataset):
     """The sandbox's data, read from `folder` when first asked for."""
 
     name = "sandbox"
@@ -140,9 +140,6 @@ class Sandbox(Dataset):
     ) -> tuple[Preference, ...]:
         """The pairs as a judge labels them (default: the noisy pool); pairs that it calls a tie are left out."""
         return label(self.instructions(split), self.pairs(split), judge or judges.judge("sim_ann"))
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
 
 
 def label(

@@ -117,9 +117,7 @@ def claim_words() -> frozenset[str]:
 
 def named(topic: str) -> str:
     """The topic as a noun phrase: "a lion", "an oak", "soup"."""
-    if not topic_categories()[topic].article:
-        return topic
-    return f"an {topic}" if topic[0] in "aeiou" else f"a {topic}"
+    return named_kind(topic) if topic_categories()[topic].article else topic
 
 
 def joined(items: tuple[str, ...] | list[str]) -> str:

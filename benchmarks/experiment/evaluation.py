@@ -58,7 +58,7 @@ def missing_at(level: str) -> tuple[str, ...]:
 
 
 def judges_of(
-    dataset: Dataset, *, proxy: RewardOracle | None = None, own: str | None = None, seed: int = 0
+    dataset: Dataset, *, proxy: RewardOracle | None = None, own: str | None = None
 ) -> dict[str, RewardOracle | None]:
     """The judges that a dataset's level has: all four in the sandbox, the proxy alone elsewhere; and one's own.
 
@@ -66,15 +66,11 @@ def judges_of(
         dataset: Whose references are to be beaten.
         proxy: What stands for the training reward.
         own: A judge of one's own, see `own_judge`.
-        seed: Keys the judges' draws, together with the texts: equal responses get equal verdicts.
     """
     names = dict(zip(SCORES[1:], ("gold", "win_rate", "human"), strict=True))
     missing = missing_at(dataset.level)
-    judges = {
-        measure: None if measure in missing else make_oracle(name, dataset=dataset, seed=seed)
-        for measure, name in names.items()
-    }
-    judged = {} if own is None else {OWN_WIN_RATE: make_own_judge(own, dataset, seed=seed)}
+    judges = {each: None if each in missing else make_oracle(name, dataset=dataset) for each, name in names.items()}
+    judged = {} if own is None else {OWN_WIN_RATE: make_own_judge(own, dataset)}
     return {"proxy": proxy, **judges, **judged}
 
 
@@ -88,9 +84,6 @@ class Evaluation:
     """[B] each: the measures of `SCORES`, `OWN_WIN_RATE` where there is such a judge, "length" in characters (Unicode
     code points), "finished" (1.0 where the response ended by itself, 0.0 where it was cut), an ensemble's
     "disagreement", and what else the caller has measured. NaN = no verdict, or no such judge at this level."""
-
-    def __len__(self) -> int:
-        return len(self.responses)
 
     def means(self) -> dict[str, float]:
         """Means over the responses with a value: win rates in percent, length in characters, finished in [0, 1]."""
@@ -150,8 +143,6 @@ def describe(means: Mapping[str, Any]) -> str:
 
 def subset(num_items: int, num_wanted: int) -> list[int]:
     """Up to `num_wanted` positions spread evenly over `num_items`, always the same: each source has its share."""
-    if num_wanted < 1:
-        raise ValueError(f"expected 1 or more items to evaluate on, got {num_wanted!r}")
     count = min(num_items, num_wanted)
     return [index * num_items // count for index in range(count)]
 

@@ -7,17 +7,15 @@ several pairs, so that what its labels share is shared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ... import sandbox
-from ...oracles import Dialed, Flip, HigherReward
-from ...oracles.base import NoDeepCopy, PreferenceOracle, RewardOracle
+from ...oracles import Dialed, Flip, FunctionOracle, HigherReward
+from ...oracles.base import PreferenceOracle, RewardOracle
 from ...oracles.dials import DIALS, MOST
 from ..harness.labels import Setting
 from ..harness.study import Row
@@ -73,7 +71,9 @@ class DialPlan(Plan):
         instructions, texts = self.pairs(max(self.sizes.labels))
         rows = list(map(str, instructions)), [a for a, _ in texts], [b for _, b in texts]
         # Gold is asked once: each strength is tried on all pairs.
-        gold = Known(rows[0] * 2, rows[1] + rows[2])
+        asked = rows[0] * 2, rows[1] + rows[2]
+        known = dict(zip(zip(*asked, strict=True), sandbox.gold_oracle().score(*asked).tolist(), strict=True))
+        gold = FunctionOracle(lambda *given: [known[row] for row in zip(*given, strict=True)], name="gold")
         right = HigherReward(gold).compare(*rows)
 
         def agreement(strength: float, flip: float = 0.0) -> float:
@@ -110,17 +110,3 @@ class DialPlan(Plan):
     def named(self, setting: Setting) -> str:
         """Its name, which all seeds share."""
         return f"{setting.labels} labels with {self.kind.replace('_', ' ')}"
-
-
-class Known(NoDeepCopy):
-    """Gold of responses, found once."""
-
-    name = "gold"
-
-    def __init__(self, instructions: Sequence[str], responses: Sequence[str]) -> None:
-        scores = sandbox.gold_oracle().score(instructions, responses)
-        self._scores = dict(zip(zip(instructions, responses, strict=True), scores.tolist(), strict=True))
-
-    def score(self, instructions: Sequence[str], responses: Sequence[str]) -> NDArray[np.float64]:
-        """Gold [B]; KeyError for another response."""
-        return np.array([self._scores[row] for row in zip(map(str, instructions), responses, strict=True)])

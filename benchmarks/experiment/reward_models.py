@@ -180,7 +180,6 @@ class RewardModelRun:
     """Columns that tell it from the study's others."""
     training_seed: int | None = None
     """Seed of the head's start and the order of the pairs; None: the seed."""
-    trunk: Path = sandbox.POLICY
     """Folder of the language model that it starts from."""
     layers: int | None = None
     """How many of its layers are kept; None: all."""
@@ -271,11 +270,13 @@ def shortened(run: RewardModelRun) -> Path:
     from ...agents import LanguageModel
 
     if run.layers is None:
-        return run.trunk
-    language_model = LanguageModel.from_pretrained(run.trunk)
+        return sandbox.POLICY
+    language_model = LanguageModel.from_pretrained(sandbox.POLICY)
     model: Any = language_model.model
     if run.layers > len(model.model.layers):
-        raise DataError(f"layers: expected at most the {len(model.model.layers)} of {run.trunk}, got {run.layers}.")
+        raise DataError(
+            f"layers: expected at most the {len(model.model.layers)} of {sandbox.POLICY}, got {run.layers}."
+        )
     model.model.layers = model.model.layers[: run.layers]
     model.config.num_hidden_layers = run.layers
     language_model.save(run.folder / "trunk")

@@ -79,7 +79,6 @@ def run(options: AxisOptions) -> int:
             print(f"{NAME} into {study.out}: {part} ({len(cells)} cells)", file=sys.stderr)
             rows = [*rows, *run_cells(study, cells, processes=options.processes)]
             if study.failed:
-                print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
                 return study.exit_status
         write_results(study, [row for row in rows if row.get("method") in named])
         return study.finish()

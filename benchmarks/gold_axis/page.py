@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,11 +15,10 @@ from ..harness.page import Drawn, Page, read_manifest, read_table, records
 from ..harness.plots import COLORS, MARKERS, grid, titled
 from ..harness.report import Table, number, sentences
 from ..surrogates.figures import keep_in_view
-from ..surrogates.predictions import ends, prediction_table
+from ..surrogates.predictions import claim_cells, ends, prediction_table, win_rate_table
 from .analysis import outcomes
 from .runs import LABELLINGS, METHODS, AxisPlan
 
-JUDGES: Final = {"sim_eval": "p_sim^eval", "human": "human raters"}
 CLAIMS: Final = {
     "peak": "gold at the peak, less PPO's",
     "fall_at_kl": "gold lost at equal KL, less PPO's",
@@ -43,20 +43,12 @@ def page(folder: Path) -> Page:
     kinds = [kind for kind in LABELLINGS if kind in {*own.kind}]
     tables = {f"peaks_{kind.replace(' ', '_')}": peak_table(own[own.kind == kind], note) for kind in kinds}
     order = tuple(tables)
-    tables |= {"claims": claim_table(claimed), "win_rates": win_rate_table(rows[rows.judge != OWN], note)}
+    tables |= {"claims": claim_table(claimed), "win_rates": win_rate_table(rows[rows.judge != OWN], named, note)}
     if told:
         tables["predictions"] = prediction_table(told, len(claimed))
     clear = [row for row in records(claimed) if row["holm"]]
-    found = sentences(
-        "gold_axis/findings.txt.j2",
-        told=told,
-        clear=clear,
-        num=len(claimed),
-        names=METHODS,
-        kinds=LABELLINGS,
-        text=ends,
-        claims=CLAIMS,
-    )
+    found = sentences("gold_axis/findings.txt.j2", clear=clear, num=len(claimed), text=ends, names=METHODS,
+                      kinds=LABELLINGS, claims=CLAIMS)  # fmt: skip
     figures = {
         "kl": draw(curves, "kl", "Gold gained by each method, at equal KL", note),
         "proxy": draw(curves, "proxy", "Gold gained by each method, at equal proxy", note),
@@ -94,30 +86,14 @@ def peak_table(own: pd.DataFrame, note: str) -> Table:
     return Table.of(rows, caption, LABELLINGS[kind].capitalize())
 
 
-def win_rate_table(rows: pd.DataFrame, note: str) -> Table:
-    """The paper's measure, by the simulated judge and by the human raters."""
-    lines: dict[tuple[str, str], dict[str, str]] = {}
-    for row in records(rows):
-        key = (row["kind"], row["method"])
-        line = lines.setdefault(key, {"labels": LABELLINGS[key[0]], "method": METHODS[key[1]]})
-        who = JUDGES[row["judge"]]
-        line |= {f"gained at the peak, {who}": ends(row, "peak"), f"lost after it, {who}": ends(row, "drop")}
-    return Table.of([*lines.values()], f"In points of the win rate. {note}", "By win rate")
+def named(row: Mapping[str, Any]) -> dict[str, str]:
+    """Labels and method of a row."""
+    return {"labels": LABELLINGS.get(row["kind"], ""), "method": METHODS[row["method"]]}
 
 
 def claim_table(claimed: pd.DataFrame) -> Table:
     """The family."""
-    rows = [
-        {
-            "claim": CLAIMS[row["claim"]],
-            "labels": LABELLINGS.get(row["kind"], ""),
-            "method": METHODS[row["method"]],
-            "mean": ends(row),
-            "p": f"{row['chance']:.2g}",
-            "Holm": "clear" if row["holm"] else "no",
-        }
-        for row in records(claimed)
-    ]
+    rows = [{"claim": CLAIMS[row["claim"]], **named(row), **claim_cells(row)} for row in records(claimed)]
     return Table.of(rows, f"Holm: among these {len(claimed)} claims.", "Claims")
 
 

@@ -81,13 +81,12 @@ class Cell:
         key: The name it is stored under.
         work: What it does.
         weight: Its units of work.
-        cpus, gpus: What it takes of a Ray cluster's; gpus may be a share of one, and are 0 where a cluster has none.
+        gpus: What it takes of a Ray cluster's, or a share of one; 0 where a cluster has none.
     """
 
     key: str
     work: Work
     weight: int = 1
-    cpus: float = 1
     gpus: float = 0
 
     @classmethod
@@ -225,6 +224,8 @@ def run_cells(study: Study, cells: Iterable[Cell], *, processes: int = 1, world:
         progress.end()
     if joined:
         joined.from_main("")
+    if study.failed:
+        print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
     study.write_manifest()
     return [row for cell in heaviest_first for row in rows.get(cell.key, [])]
 
@@ -367,9 +368,7 @@ class OnRay:
         """As `OwnProcesses.run`; progress is of whole cells."""
         on_progress(ProgressUpdate(cell.key, 0))
         gpus = cell.gpus if self._has_gpus else 0  # without any it would wait for ever; on CPUs it takes longer
-        task = self._ray.remote(_attempt_there).options(
-            name=cell.key, num_cpus=cell.cpus, num_gpus=gpus, max_retries=RETRIES
-        )
+        task = self._ray.remote(_attempt_there).options(name=cell.key, num_cpus=1, num_gpus=gpus, max_retries=RETRIES)
         answer = task.remote(self._ray.cloudpickle.dumps(cell.work), str(Path.cwd()), sys.path)
         self._running.add(answer)
         try:

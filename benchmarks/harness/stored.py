@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...arguments import environment_number
 from ...data.files import write_atomic
 from ...errors import CheckpointError
-from ...folders import claim, refuse_claimed
+from ...folders import Claim, refuse_claimed
 
 MANIFEST = "manifest.json"
 SETTINGS = "settings.json"
@@ -59,7 +59,7 @@ def take_folder(out: Path, name: str) -> ExitStack:
     make_folder(out)
     with ExitStack() as claimed:
         if not is_helper():
-            claimed.enter_context(claim(out, name))
+            claimed.enter_context(Claim(out, name))
             _mark(out, name)
         return claimed.pop_all()
 

@@ -62,7 +62,6 @@ def run(options: MonitorOptions) -> int:
         print(f"{NAME} into {study.out}: {len(cells)} runs", file=sys.stderr)
         rows = run_cells(study, cells, processes=options.processes)
         if study.failed:
-            print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
             return study.exit_status
         told = {(each.study, each.method, each.labels, each.seed): outcomes[each.name] for each, _ in found}
         write_results(study, [with_outcome(row, told) for row in rows])

@@ -21,6 +21,7 @@ from scipy.stats import rankdata
 from ...monitors import SIGNALS, Detector, Past
 from ...seeding import keyed_rng
 from ...statistics import Interval
+from ..harness.estimates import percentiles
 from ..harness.study import Row
 from ..surrogates.features import Array
 
@@ -65,13 +66,14 @@ class Watched:
 def watched_of(table: pd.DataFrame) -> list[Watched]:
     """The runs of the stored table, in its order."""
     return [
-        Watched((str(study), str(method), str(labels)), rows.assign(step=rows.place), *_outcome(rows))
+        Watched(
+            (str(study), str(method), str(labels)),
+            rows.assign(step=rows.place),
+            rows.gold.to_numpy(np.float64),
+            rows.past.to_numpy(bool),
+        )
         for (study, method, labels, _), rows in table.groupby(["study", "method", "labels", "seed"], sort=False)
     ]
-
-
-def _outcome(rows: pd.DataFrame) -> tuple[Array, Past]:
-    return rows.gold.to_numpy(np.float64), rows.past.to_numpy(bool)
 
 
 def held_out(
@@ -121,8 +123,7 @@ def with_interval(runs: Sequence[Watched], of: Callable[[Sequence[int]], float],
     for _ in range(RESAMPLES):
         chosen = [members[i] for i in rng.integers(0, len(members), len(members))]
         drawn.append(of([int(i) for own in chosen for i in rng.choice(own, len(own))]))
-    known = [each for each in drawn if each == each]
-    low, high = np.percentile(known, [2.5, 97.5]).tolist() if known else (float("nan"), float("nan"))
+    low, high = percentiles(np.array(drawn))
     return Interval(of(range(len(runs))), low, high, len(runs))
 
 

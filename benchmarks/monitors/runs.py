@@ -23,6 +23,7 @@ from ...monitors.runs import METRICS, lines_of
 from ...oracles import Ensemble, RewardModel
 from ...oracles.base import RewardOracle
 from ..experiment.fresh import OWN
+from ..harness.estimates import other_peaks
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet
 from ..harness.stored import file_name, unpack
 from ..harness.study import Row
@@ -102,9 +103,8 @@ def outcomes_of(runs: Sequence[tuple[Run, Row]]) -> dict[str, tuple[list[int], A
     found = {}
     for group in groups.values():
         golds = [unpack(row["gold"], len(row["n"])) for _, row in group]
-        means = np.stack([gold.mean(axis=0) for gold in golds])
-        others = means.sum(axis=0) - means if len(means) > 1 else means
-        for (run, row), gold, peak in zip(group, golds, others.argmax(axis=1).tolist(), strict=True):
+        peaks = other_peaks(np.stack([gold.mean(axis=0) for gold in golds])).tolist()
+        for (run, row), gold, peak in zip(group, golds, peaks, strict=True):
             lost = gold[:, [peak]] - gold
             error = lost.std(axis=0, ddof=1) / np.sqrt(len(lost))
             past = (np.arange(gold.shape[1]) > peak) & (lost.mean(axis=0) > ERRORS * error)

@@ -90,7 +90,6 @@ def run(options: NoiseOptions) -> int:
             print(f"{NAME} into {study.out}: {part} ({len(cells)} cells)", file=sys.stderr)
             rows[part] = run_cells(study, cells, processes=options.processes)
             if study.failed:
-                print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
                 return study.exit_status
         write_results(study, *(rows[part] for part in ("reward models", "dials", "methods", "dials by PPO")))
         return study.finish()

@@ -126,23 +126,12 @@ PREDICTED: Final = (
     Prediction("slope of the drop", (2000, KIND), "above", "2,000 labels: flips deepen the fall."),
     Prediction("slope of alpha", (2000, KIND), "below", "2,000 labels: flips lower α."),
     Prediction("slope of beta", (2000, KIND), "within", "2,000 labels: flips leave β as it is.", 0.02),
-    Prediction(
-        "matched peak", (500, KIND), "within", "2,000 labels with 25 % flips gain as much as 500 clean ones.", 0.1
-    ),
-    Prediction(
-        "matched peak", (1000, KIND), "within", "4,000 labels with 25 % flips gain as much as 1,000 clean ones.", 0.1
-    ),
-    Prediction(
-        "matched peak", (2000, KIND), "within", "8,000 labels with 25 % flips gain as much as 2,000 clean ones.", 0.1
-    ),
-    Prediction(
-        "matched drop", (500, KIND), "within", "2,000 labels with 25 % flips fall as far as 500 clean ones.", 0.15
-    ),
-    Prediction(
-        "matched drop", (1000, KIND), "within", "4,000 labels with 25 % flips fall as far as 1,000 clean ones.", 0.15
-    ),
-    Prediction(
-        "matched drop", (2000, KIND), "within", "8,000 labels with 25 % flips fall as far as 2,000 clean ones.", 0.15
+    *(
+        Prediction(
+            f"matched {what}", (n, KIND), "within", f"{4 * n:,} labels with 25 % flips {how} {n:,} clean ones.", by
+        )
+        for what, how, by in (("peak", "gain as much as", 0.1), ("drop", "fall as far as", 0.15))
+        for n in (500, 1000, 2000)
     ),
     Prediction("rest peak", (0, KIND), "within", "Given N(1 − 2e)², flips change nothing in the gain.", 0.05),
     Prediction("rest drop", (0, KIND), "within", "Given N(1 − 2e)², flips change nothing in the fall.", 0.05),

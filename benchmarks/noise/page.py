@@ -19,7 +19,7 @@ from ..harness.page import Drawn, Page, read_manifest, read_table, records
 from ..harness.plots import COLORS, MARKERS, grid, titled
 from ..harness.report import Table, number, sentences
 from ..surrogates.figures import INFORMATION, draw_curves, draw_information
-from ..surrogates.predictions import ends, prediction_table
+from ..surrogates.predictions import claim_cells, ends, prediction_table, win_rate_table
 from .analysis import outcomes
 
 STRONGEST: Final = 0.99 * MOST
@@ -91,7 +91,7 @@ def page(folder: Path) -> Page:
         "dials": dial_table(dials, dialed),
         "methods": method_table(methods, trained),
         "claims": claim_table(claims),
-        "win_rates": win_rate_table(settings, far),
+        "win_rates": win_rate_table(settings[settings.judge != OWN], labelled, far),
         "fits": fit_table(fits, note),
         "accuracy": grid_table(own, "Right about gold on pairs of samples, %, mean over seeds", right, note),
     }
@@ -128,16 +128,9 @@ def grid_table(own: pd.DataFrame, what: str, cell: Callable[[dict[str, Any]], st
     return Table.of([*rows.values()], f"{what}. {note}", what)
 
 
-def win_rate_table(settings: pd.DataFrame, note: str) -> Table:
-    """The paper's measure, by the simulated judge and by the human raters."""
-    rows: dict[tuple[int, float], dict[str, str]] = {}
-    for row in records(settings[settings.judge != OWN]):
-        line = rows.setdefault(
-            (row["labels"], row["flip"]), {"labels": f"{row['labels']:,}", "flips, %": f"{100 * row['flip']:g}"}
-        )
-        who = JUDGES[row["judge"]].removeprefix("win rate ").removesuffix(", points")
-        line |= {f"gained at the peak, {who}": ends(row, "peak"), f"lost after it, {who}": ends(row, "drop")}
-    return Table.of([*rows.values()], f"In points of the win rate. {note}", "By win rate")
+def labelled(row: Mapping[str, Any]) -> dict[str, str]:
+    """Number of labels and share of flips of a row."""
+    return {"labels": f"{row['labels']:,}", "flips, %": f"{100 * row['flip']:g}"}
 
 
 def dial_table(dials: pd.DataFrame, note: str) -> Table:
@@ -171,8 +164,7 @@ def method_table(trained: pd.DataFrame, note: str) -> Table:
         {
             "of": JUDGES[row["judge"]],
             "method": TRAINED[row["kind"]],
-            "labels": f"{row['labels']:,}",
-            "flips, %": f"{100 * row['flip']:g}",
+            **labelled(row),
             INFORMATION: f"{row['effective']:,.0f}",
             "gained at the peak": ends(row, "peak"),
             "lost after it": ends(row, "drop"),
@@ -213,9 +205,7 @@ def claim_table(claims: pd.DataFrame) -> Table:
             "claim": CLAIMS[row["claim"]],
             "by": FAULTS.get(row["kind"], TRAINED.get(row["kind"], "best of n")),
             "N": f"{row['labels']:,}" if row["labels"] else "all",
-            "mean": ends(row),
-            "p": f"{row['chance']:.2g}",
-            "Holm": "clear" if row["holm"] else "no",
+            **claim_cells(row),
             "within, at 5 %": number(row["within"]),
         }
         for row in records(claims)
@@ -227,8 +217,7 @@ def fit_table(fits: pd.DataFrame, note: str) -> Table:
     """Gao's parameters of each setting."""
     rows = [
         {
-            "labels": f"{row['labels']:,}",
-            "flips, %": f"{100 * row['flip']:g}",
+            **labelled(row),
             INFORMATION: f"{row['effective']:,.0f}",
             "α": ends(row, "alpha"),
             "β": ends(row, "beta"),

@@ -23,6 +23,7 @@ from ..harness.study import Row
 from ..surrogates.curves import TwoWay, drop_and_peak, policy_kl, slope
 from ..surrogates.features import WordComponents
 from ..surrogates.models import Kind, Score, accuracy, fit, flipped
+from ..surrogates.scarcity import estimate_cells
 from .golds import GoldName, gold_of, read_scores
 from .plan import Array, Plan, world_of
 
@@ -174,18 +175,8 @@ def tier_rows(who: Row, flips: Sequence[float], golds: Array, proxies: Array, ri
         fields = {"drop": drop, "peak": peak, "end": gained[..., -1]}
         values = {f"{name}_{part}": x for name, each in fields.items() for part, x in ends_of(each).items()}
         shape = {"repeats": golds.shape[1], "instructions": golds.shape[2]}
-        at_peak = ns[int(gained.mean(axis=(0, 1)).argmax())]
-        rows.append(
-            {
-                "table": "falls",
-                **who,
-                "flip": flip,
-                **shape,
-                "accuracy": 100 * float(right[at].mean()),
-                "n_peak": at_peak,
-            }
-            | values
-        )
+        row = {"table": "falls", **who, "flip": flip, **shape, "accuracy": 100 * float(right[at].mean())}
+        rows.append({**row, "n_peak": ns[int(gained.mean(axis=(0, 1)).argmax())], **values})
     if len(flips) > 2:
         for name, each in (("drop", drops), ("peak", peaks)):
             by_ten = ends_of(slope(np.stack(each), [10 * flip for flip in flips]))
@@ -196,9 +187,7 @@ def tier_rows(who: Row, flips: Sequence[float], golds: Array, proxies: Array, ri
 def ends_of(table: Array) -> Row:
     """Mean, 95 % interval, error and p-value of a table [R, I]; over instructions alone where R is 1."""
     if len(table) > 1:
-        both = TwoWay.of(table)
-        error, chance = both.standard_error, both.chance
-        return {"mean": both.mean, "low": both.low, "high": both.high, "error": error, "chance": chance}
+        return estimate_cells("", TwoWay.of(table))
     from scipy import stats
 
     one = Estimate.of(table[0])

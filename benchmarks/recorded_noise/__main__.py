@@ -102,7 +102,6 @@ def run(options: RecordedNoiseOptions) -> int:
         known = [Cell.silent(f"accuracy: {name}", partial(accuracy_rows, file, name)) for name in PREDICTORS]
         rows = run_cells(study, [*repeats, *known], processes=options.processes)
         if study.failed:
-            print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
             return study.exit_status
         study.note(level="recorded", judge=dataset.judge, reference=dataset.reference, ridge=RIDGE, **data.counts)
         write_results(study, rows)

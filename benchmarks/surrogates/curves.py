@@ -7,7 +7,6 @@ from functools import cache
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...statistics import Interval
 from .features import Array
@@ -81,36 +80,23 @@ def policy_kl(n: Array | Sequence[int]) -> Array:
     return np.asarray(np.log(num) - (num - 1) / num)
 
 
-def peaks(values: Array, folds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[R, F]: where curves [R, I, K] of R repeats and I instructions peak, told for each repeat by the others.
+def drop_and_peak(values: Array) -> tuple[Array, Array]:
+    """How far curves fall from their peak to their end, and what they have gained at it, both [R, I].
 
-    The peak for a fold of instructions is that of the mean curve over other repeats and other folds, so that the noise
-    that chose it is not the noise in the value at it. With one repeat, or one fold, that repeat or fold chooses itself.
+    The peak for a fold of instructions (dealt in turn) is that of the mean curve over other repeats and other folds, so
+    that the noise that chose it is not the noise in the value at it. With one repeat, or one fold, that repeat or fold
+    chooses itself. A negative drop is a curve that rises from where the others peak; its mean is right where the true
+    curve has one peak, and at most 0 where it rises to its end.
 
     Args:
-        values: Gold along n.
-        folds: Fold of each instruction [I], 0 .. F - 1.
+        values: Gold [R, I, K], of R repeats and I instructions along n = 1 .. K; no NaN.
     """
+    folds = np.arange(values.shape[1]) % min(NUM_FOLDS, values.shape[1])
     sums = np.stack([values[:, folds == fold].sum(axis=1) for fold in range(folds.max() + 1)], axis=1)
     others = sums.sum(axis=0) - sums if len(values) > 1 else sums
     if others.shape[1] > 1:
         others = others.sum(axis=1, keepdims=True) - others
-    place: NDArray[np.int64] = others.argmax(axis=2)
-    return place
-
-
-def drop_and_peak(values: Array, *, num_folds: int = NUM_FOLDS) -> tuple[Array, Array]:
-    """How far curves fall from their peak to their end, and what they have gained at it, both [R, I].
-
-    A negative drop is a curve that rises from where the others peak; its mean is right where the true curve has one
-    peak, and at most 0 where it rises to its end.
-
-    Args:
-        values: Gold [R, I, K], of R repeats and I instructions along n = 1 .. K; no NaN.
-        num_folds: See `peaks`; instructions are dealt in turn.
-    """
-    folds = np.arange(values.shape[1]) % min(num_folds, values.shape[1])
-    at = peaks(values, folds)[:, folds]
+    at = others.argmax(axis=2)[:, folds]
     top = np.take_along_axis(values, at[..., None], axis=2)[..., 0]
     return np.asarray(top - values[..., -1]), np.asarray(top - values[..., 0])
 
@@ -165,8 +151,3 @@ class TwoWay(Interval):
         error = math.sqrt(variance)
         half = float(stats.t.ppf(0.975, freedom)) * error
         return cls(mean, mean - half, mean + half, num, error, float(2 * stats.t.sf(abs(mean) / error, freedom)))
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves 0 out; never without one."""
-        return self.low > 0 or self.high < 0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+import pandas as pd
 
 from ...statistics import Interval
+from ..harness.page import records
 from ..harness.report import Table, interval_text, number
 from ..harness.study import Row
+
+JUDGES: Final = {"sim_eval": "p_sim^eval", "human": "human raters"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,21 @@ def ends(row: Mapping[str, Any], name: str = "", missing: str = "") -> str:
     """A mean with its interval, of the columns of `scarcity.estimate_cells`; `missing` where there is none."""
     start, value = f"{name}_" if name else "", row[name or "mean"]
     return missing if value != value else interval_text(Interval(value, row[f"{start}low"], row[f"{start}high"], 0), "")
+
+
+def win_rate_table(rows: pd.DataFrame, setting: Callable[[Mapping[str, Any]], dict[str, str]], note: str) -> Table:
+    """The paper's measure, by the simulated judge and by the human raters; a line for each `setting` of the rows."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in records(rows):
+        told, who = setting(row), JUDGES[row["judge"]]
+        line = lines.setdefault(str(told), told)
+        line |= {f"gained at the peak, {who}": ends(row, "peak"), f"lost after it, {who}": ends(row, "drop")}
+    return Table.of([*lines.values()], f"In points of the win rate. {note}", "By win rate")
+
+
+def claim_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """A claim's mean, p-value and whether it stays clear."""
+    return {"mean": ends(row), "p": f"{row['chance']:.2g}", "Holm": "clear" if row["holm"] else "no"}
 
 
 def prediction_table(told: Sequence[Outcome], size: int) -> Table:

@@ -70,10 +70,21 @@ def page(folder: Path) -> Page:
     if (file := folder / "samples.csv").exists():
         about = f"Instructions spread evenly over those evaluated, whatever the result. {note}"
         tables["samples"] = Table.of(read_table(file), about, "Responses before and after")
+    found = sentences(
+        "win_rate_curve/findings.txt.j2",
+        choice=choice,
+        changes={name: compared[name] for name in (*WIN_RATES, "gold", "proxy") if name in compared},
+        length=compared["length"],
+        peaked=after_peak(curves, choice),
+        where=where,
+        unscored=facts["unscored"],
+        NAMES=NAMES,
+        UNITS=UNITS,
+    )
     return Page(
         "PPO and its win-rate curve",
         tables,
-        findings(compared, curves, choice, where, facts["unscored"]),
+        found,
         draw_figures(curves, choice, where),
         headline(compared),
         method=sentences("win_rate_curve/method.txt.j2", where=where),
@@ -140,27 +151,6 @@ def after_peak(curves: pd.DataFrame, choice: Choice) -> dict[str, Any] | None:
 def _whole(values: pd.Series[float], bounds: tuple[float, float] = UNBOUNDED) -> Estimate:
     """Over the seeds; without numbers where a seed has none (a mean of the others would hide it)."""
     return Estimate.of(values if values.notna().all() else values[:0], bounds)
-
-
-def findings(
-    compared: Mapping[str, Comparison],
-    curves: pd.DataFrame,
-    choice: Choice,
-    where: Provenance,
-    unscored: Mapping[str, int],
-) -> list[str]:
-    """The sentences of findings.txt.j2."""
-    return sentences(
-        "win_rate_curve/findings.txt.j2",
-        choice=choice,
-        changes={name: compared[name] for name in (*WIN_RATES, "gold", "proxy") if name in compared},
-        length=compared["length"],
-        peaked=after_peak(curves, choice),
-        where=where,
-        unscored=unscored,
-        NAMES=NAMES,
-        UNITS=UNITS,
-    )
 
 
 def headline(compared: Mapping[str, Comparison]) -> str:

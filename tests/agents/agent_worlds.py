@@ -42,6 +42,7 @@ from alpacafarm_env.agents import (
     RewardModelingConfig,
     SFTConfig,
 )
+from alpacafarm_env.agents.collecting import places
 from alpacafarm_env.agents.evaluation import sequence_kl
 from alpacafarm_env.agents.expert_iteration import ExpertIteration, ExpertIterationConfig
 from alpacafarm_env.agents.language_model import LanguageModel
@@ -140,7 +141,7 @@ def gradients(
     agent: Quark, pool: DataPool, *, micro_batch_tokens: int = 4096
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Of the mean loss over the trained rows, and the means."""
-    rows = pool.own(pool.trained)
+    rows = places(pool.numbers, pool.trained)
     means = agent._loop.accumulate(
         [rows[part] for part in micro_batches(pool.read.total_lengths[rows], micro_batch_tokens)],
         lambda part: quark_sums(agent.policy, pool, part, agent.config),

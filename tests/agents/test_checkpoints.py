@@ -22,6 +22,7 @@ from torch import nn
 from alpacafarm_env.agents import checkpoints
 from alpacafarm_env.agents.optimizer import Optimizer
 from alpacafarm_env.agents.ppo import PPO
+from alpacafarm_env.agents.processes import Processes
 from alpacafarm_env.agents.settings import TrainingConfig
 from alpacafarm_env.errors import CheckpointError
 from alpacafarm_env.wrappers.vector import SurrogateReward
@@ -41,7 +42,7 @@ def names(out: Path) -> list[str]:
 def out(tmp_path: Path) -> Path:
     """A run with two complete checkpoints."""
     for step in (5, 10):
-        checkpoints.publish(tmp_path / f"checkpoint-{step}", write)
+        checkpoints.publish(tmp_path / f"checkpoint-{step}", write, Processes())
     return tmp_path
 
 
@@ -120,13 +121,13 @@ def test_a_full_disk_is_one_error_and_leaves_the_older_checkpoint_and_no_draft(o
 
     full = error in FULL
     with pytest.raises(CheckpointError if full else KeyError, match=r"checkpoint-15.*errno 28" if full else "policy"):
-        checkpoints.publish(out / "checkpoint-15", fail)
+        checkpoints.publish(out / "checkpoint-15", fail, Processes())
     assert names(out) == ["checkpoint-10", "checkpoint-5"]
     assert checkpoints.newest(out) == out / "checkpoint-10"
 
 
 def test_what_is_not_needed_is_removed(out: Path) -> None:
-    checkpoints.publish(out / "checkpoint-100", write)
+    checkpoints.publish(out / "checkpoint-100", write, Processes())
     checkpoints.prune(out, keep=2)
     assert sorted(checkpoints.steps(out)) == [10, 100]  # the newest by number
     (out / ".checkpoint-15.123.tmp").mkdir()  # a draft of a killed process
@@ -273,17 +274,6 @@ def test_when_no_checkpoint_is_complete_nothing_is_removed(policy_folder: Path, 
     ):
         PPO(make_env(), load_policy(policy_folder), config=config, out=tmp_path)
     assert (tmp_path / "checkpoint-1").is_dir()
-
-
-def test_a_run_that_drew_otherwise_is_not_continued(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Version 0.1.0 keyed its draws on process and round and did not say so."""
-    with monkeypatch.context() as old:
-        old.setattr("alpacafarm_env.agents.collecting.DRAWS", {})
-        PPO(make_env(), load_policy(policy_folder), config=small_ppo(), out=tmp_path).learn()
-    with pytest.raises(CheckpointError, match="draws"):
-        PPO(make_env(), load_policy(policy_folder), config=small_ppo(), out=tmp_path)
 
 
 def test_other_models_and_environments_are_named(

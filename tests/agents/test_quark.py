@@ -11,6 +11,7 @@ from tiny_worlds import ASCII, TEXTS, First, Picky, Share, assert_near, build_to
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from alpacafarm_env.agents.collecting import places
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.prompts import control_tokens, own_control_token
 from alpacafarm_env.agents.quark import Quark, quantile_labels, quark_sums, without_eos
@@ -207,7 +208,7 @@ def test_unscored_responses_are_no_part_of_the_pool(llama: LanguageModel) -> Non
     pool, _ = agent._prepare(1, rollouts, scores, numbers)
     assert 0 < metrics["score/unscored"] < 1
     assert len(pool.trained) == len(scores) // 4
-    assert all(len(rollouts.texts[row]) % 2 for row in pool.own(pool.trained))
+    assert all(len(rollouts.texts[row]) % 2 for row in places(pool.numbers, pool.trained))
     assert [m["step"] for m in agent.updates()] == [1, 2]
     oracle = First(ASCII)
     oracle.num_scored = 2  # fewer than there are quantiles leave the best one

@@ -18,38 +18,38 @@ from safetensors.torch import load_file, save_file
 
 from alpacafarm_env import pretrained, sandbox
 from alpacafarm_env.errors import CheckpointError, DataError, NotEnoughMemoryError
-from alpacafarm_env.folders import LOCK, check_model, claim, hash_folder, hash_model, refuse_claimed
+from alpacafarm_env.folders import LOCK, Claim, check_model, hash_folder, hash_model, refuse_claimed
 from alpacafarm_env.oracles import RewardModel
 from alpacafarm_env.pretrained import load_model, load_tokenizer
 
 
 def test_second_claims_wait_for_the_first(tmp_path):
     folder = tmp_path / "new" / "out"
-    with claim(folder, "first") as held:
+    with Claim(folder, "first") as held:
         with pytest.raises(CheckpointError, match=r"first.*process \d+"):
-            claim(folder, "second")
+            Claim(folder, "second")
         with pytest.raises(CheckpointError, match="first"):  # by another name of the same folder
-            claim(folder / ".." / "out", "second")
-        claim(tmp_path / "other", "second").release()
+            Claim(folder / ".." / "out", "second")
+        Claim(tmp_path / "other", "second").release()
     assert list(folder.iterdir()) == []
-    again = claim(folder, "second")
+    again = Claim(folder, "second")
     held.release()  # its own end is past: the later claim stays
     shutil.rmtree(folder)
-    with claim(folder, "third"):
+    with Claim(folder, "third"):
         again.release()  # nor does it end a later one in a folder made anew
         with pytest.raises(CheckpointError, match="third"):
-            claim(folder, "fourth")
-    forgotten = claim(folder, "fifth")
+            Claim(folder, "fourth")
+    forgotten = Claim(folder, "fifth")
     del forgotten
     gc.collect()
-    claim(folder, "sixth").release()
+    Claim(folder, "sixth").release()
 
 
 HOLD = """
 import os, signal, subprocess, sys, time
 from alpacafarm_env.errors import CheckpointError
-from alpacafarm_env.folders import claim
-held = claim(sys.argv[1], "a long study")
+from alpacafarm_env.folders import Claim
+held = Claim(sys.argv[1], "a long study")
 process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
 child = os.fork()
 if child == 0:
@@ -58,7 +58,7 @@ if child == 0:
     os._exit(0)
 time.sleep(0.3)
 try:
-    claim(sys.argv[1], "second")
+    Claim(sys.argv[1], "second")
 except CheckpointError:  # children do not take it away
     print("held", process.pid, child, flush=True)
 time.sleep(60)
@@ -70,10 +70,10 @@ def test_claims_end_with_their_own_process(tmp_path):
         told, *children = process.stdout.readline().split()
         assert told == "held"
         with pytest.raises(CheckpointError, match=f"a long study.*process {process.pid}"):
-            claim(tmp_path, "second")
+            Claim(tmp_path, "second")
         process.kill()
         process.wait()
-    with claim(tmp_path, "second"):
+    with Claim(tmp_path, "second"):
         assert f"process {os.getpid()}" in (tmp_path / LOCK).read_text()
     for child in children:
         os.kill(int(child), signal.SIGKILL)
@@ -84,7 +84,7 @@ def test_of_many_claims_at_once_one_is_held(tmp_path):
 
     def work(_):
         try:
-            with claim(tmp_path, "worker"):
+            with Claim(tmp_path, "worker"):
                 holders.append(1)
                 most = len(holders)
                 holders.pop()
@@ -100,7 +100,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     for place in (tmp_path / "file", "/proc/self/nothing"):
         with pytest.raises(CheckpointError, match=str(place)):
-            claim(place, "first")
+            Claim(place, "first")
 
 
 def test_a_model_is_what_its_files_say(tmp_path):
@@ -187,12 +187,12 @@ def test_hub_models_without_network_are_one_sentence(monkeypatch):
 def test_a_claim_is_seen_without_making_anything(tmp_path):
     refuse_claimed(tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    with claim(tmp_path, "first"):
+    with Claim(tmp_path, "first"):
         with pytest.raises(CheckpointError, match="first"):
             refuse_claimed(tmp_path)
         content = (tmp_path / LOCK).read_text()
         with pytest.raises(CheckpointError, match="first"):
-            claim(tmp_path, "second")
+            Claim(tmp_path, "second")
         assert (tmp_path / LOCK).read_text() == content
     (tmp_path / LOCK).touch()  # left behind by a process that was killed
     refuse_claimed(tmp_path)

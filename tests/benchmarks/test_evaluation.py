@@ -48,7 +48,6 @@ def test_values_and_means():
     assert result.values["length"].tolist() == [1, 2, 3]  # code points, not bytes
     assert result.values["proxy"].tolist() == [1, 2, 6]
     assert [oracle.calls for _, oracle in judges.items()] == [1, 1, 1, 1]
-    assert len(result) == 3
 
 
 def test_a_missing_verdict_is_counted_and_left_out_of_the_mean():
@@ -87,8 +86,6 @@ def test_subset_of_the_eval_sources_has_each_of_them_in_proportion():
     chosen = np.searchsorted(bounds, subset(805, 200), side="right")
     assert np.abs(np.bincount(chosen) - np.array(sources) * 200 / 805).max() <= 1
     assert (subset(10, 5), subset(3, 9), subset(7, 3)) == ([0, 2, 4, 6, 8], [0, 1, 2], [0, 2, 4])
-    with pytest.raises(ValueError, match="got 0"):
-        subset(10, 0)
 
 
 @pytest.fixture

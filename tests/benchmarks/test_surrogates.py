@@ -127,7 +127,6 @@ def test_one_repeat_has_a_mean_without_an_error():
     found = TwoWay.of(np.ones((1, 5)))
     assert found.mean == 1
     assert np.isnan(found.low)
-    assert not found.clear
     assert TwoWay.of(np.zeros((3, 5))).chance == 1
 
 
