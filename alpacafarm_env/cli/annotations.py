@@ -35,7 +35,7 @@ from ..annotators.served import Progress
 from ..data.dataset import Dataset, RowDataset, instruction_in, join_outputs, read_outputs
 from ..data.files import read_records, stem_of, write_atomic
 from ..data.load import load_dataset
-from ..data.schema import INSTRUCTION, TEXT, Fault, Field, Row, check_rows, is_text, raise_faults
+from ..data.schema import PAIR, TEXT, Fault, Field, Row, check_rows, is_text, raise_faults
 from ..errors import DataError, PoolError, PriceError
 from ..instructions import Instruction
 from ..judge_server.sandbox_judge import BY_TASTE
@@ -50,7 +50,6 @@ from ..terminal import make_bar
 
 FIELDS: Final = ("preference", "annotator", "shown_first", "noised", "cost_usd", "cached", "unscored_reason")
 OUT_SUFFIXES: Final = (".json", ".jsonl")
-PAIR: Final = (*INSTRUCTION, Field("output_1", TEXT, is_text), Field("output_2", TEXT, is_text))
 _GENERATOR: Final = (Field("generator", TEXT, is_text, ""),)
 _SHOWN: Final = {"a": "output_1", "b": "output_2", "": None}
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} pairs, {elapsed} gone, {remaining} left{postfix}"

@@ -24,7 +24,7 @@ from ..errors import DataError
 from .dataset import REFERENCE_FILE, merged
 from .files import OUTPUTS, check_folder, read_records
 from .recorded import DAVINCI003_SHA256, PIN_FILE, reference_digest
-from .schema import DEMONSTRATION, INSTRUCTION, TEXT, Field, Row, check_rows, is_text
+from .schema import DEMONSTRATION, PAIR, TEXT, Field, Row, check_rows, is_number, is_text
 
 LICENCE: Final = (
     "Licence of the data: CC BY-NC 4.0, for research that is not commercial; attribute AlpacaFarm (arXiv 2305.14387) "
@@ -55,16 +55,13 @@ TABLES: Final = {
 REPEATED: Final = ("gpt4_b1", "gpt4_b5")
 NUM_VOTES: Final = 4
 
-_PAIR = (*INSTRUCTION, *(Field(name, TEXT, is_text) for name in ("output_1", "output_2")))
-
 
 def _is_preference(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and (value == 0 or 1 <= value <= 2 or value != value)
+    return is_number(value, 0, 0) or is_number(value, 1, 2) or value != value
 
 
 _VERDICT = (
-    *_PAIR,
+    *PAIR,
     Field("preference", "0, a number from 1 to 2, or null", _is_preference, float("nan")),
     *(Field(name, TEXT, is_text, "") for name in ("generator_1", "annotator", "dataset")),
 )

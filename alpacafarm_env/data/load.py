@@ -26,7 +26,7 @@ from .dataset import FILE_SPLITS, SPLITS, TRAIN, Dataset, FolderDataset, RowData
 from .files import read_records, stem_of
 from .forms import labelled_row
 from .recorded import RecordedDataset, is_recorded
-from .schema import INSTRUCTION, TEXT, Field, Row, check_rows, is_text
+from .schema import ANSWERED, TEXT, Field, Row, check_rows, is_number, is_text
 
 DATA_VARIABLE = "ALPACAFARM_DATA"
 ALPACA_FARM = "tatsu-lab/alpaca_farm"
@@ -147,22 +147,17 @@ def recorded_dataset(name: str | None) -> RecordedDataset:
 
 
 def _is_rating(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value in RATINGS)
+    return value is None or (is_number(value, RATINGS[0], RATINGS[-1]) and value in RATINGS)
 
 
 RATED: Final = (
-    *INSTRUCTION,
-    Field("output", TEXT, is_text),
+    *ANSWERED,
     Field("rating", f"a whole number from {RATINGS[0]} to {RATINGS[-1]}, or null", _is_rating, None),
     Field("critique", TEXT, is_text, ""),
 )
 
 
-LABELLED: Final = (
-    *INSTRUCTION,
-    Field("output", TEXT, is_text),
-    Field("label", "true (good) or false (bad)", lambda value: isinstance(value, bool)),
-)
+LABELLED: Final = (*ANSWERED, Field("label", "true (good) or false (bad)", lambda value: isinstance(value, bool)))
 
 
 def read_labels(path: str | os.PathLike[str]) -> list[Labelled]:

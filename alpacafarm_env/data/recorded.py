@@ -22,7 +22,7 @@ from ..instructions import system_front
 from ..seeding import keyed_rng
 from .dataset import REFERENCE_FILE, FolderDataset, RowDataset, data_files, read_outputs
 from .files import OUTPUTS, read_records
-from .schema import TEXT, Fault, Field, check_rows, is_text, raise_faults, shown
+from .schema import TEXT, Fault, Field, check_rows, is_number, is_text, raise_faults, shown
 
 DAVINCI003_SHA256 = "a4079dcd28239e8ff7ee5ea6d76b0ec3b58086c9710054e5ae6ed7d2cd975980"
 """`reference_digest` of the responses that the published judgements compare with. Two other files of that name are in
@@ -34,17 +34,11 @@ PIN_FILE = "recorded"
 """`recorded.json` of a folder of one's own: {"reference_sha256": ...} instead of Davinci003's."""
 
 
-def _is_index(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def _is_credit(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    # Compared as it is: float() of an int beyond 1e308 raises.
-    return value is None or (number and 0 <= value <= 1)  # type: ignore[operator]
+    return value is None or is_number(value, 0, 1)
 
 
-INDEX = Field("index", "an integer of 0 or more", _is_index)
+INDEX = Field("index", "an integer of 0 or more", lambda value: type(value) is int and value >= 0)
 JUDGEMENT = (INDEX, Field("generator", TEXT, is_text), Field("preference", "a number in [0, 1] or null", _is_credit))
 
 

@@ -61,9 +61,9 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) > 0 and all(map(is_text, value))
 
 
-def _is_choice(value: object) -> bool:
-    # Parquet files often store the label as a float; True is not a label although True == 1.
-    return isinstance(value, int | float) and not isinstance(value, bool) and value in (1, 2)
+def is_number(value: object, low: float, high: float) -> bool:
+    """True for a number in [low, high]; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 TEXT = "a string (Unicode without lone surrogates)"
@@ -74,19 +74,16 @@ INSTRUCTION = (
     Field("input", TEXT, is_text, ""),
     Field("system", TEXT, is_text, ""),
 )
+ANSWERED = (*INSTRUCTION, Field("output", TEXT, is_text))
+PAIR = (*INSTRUCTION, Field("output_1", TEXT, is_text), Field("output_2", TEXT, is_text))
 DEMONSTRATION = (
-    *INSTRUCTION,
-    Field("output", TEXT, is_text),
+    *ANSWERED,
     Field("generator", TEXT, is_text, ""),
     Field("dataset", TEXT, is_text, ""),
 )
 MULTISAMPLE = (*INSTRUCTION, Field("output", "a non-empty list of strings", _is_texts))
-PREFERENCE = (
-    *INSTRUCTION,
-    Field("output_1", TEXT, is_text),
-    Field("output_2", TEXT, is_text),
-    Field("preference", "1 or 2", _is_choice),
-)
+# Parquet files often store the label as a float.
+PREFERENCE = (*PAIR, Field("preference", "1 or 2", lambda value: is_number(value, 1, 2) and value in (1, 2)))
 KINDS = {
     "instruction": INSTRUCTION,
     "demonstration": DEMONSTRATION,

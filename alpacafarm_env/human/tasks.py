@@ -14,7 +14,7 @@ from ..cli.annotations import FIELDS as ANNOTATION
 from ..cli.annotations import read_rows
 from ..data.dataset import instruction_in
 from ..data.files import read_records
-from ..data.schema import INSTRUCTION, TEXT, Fault, Field, is_text, raise_faults
+from ..data.schema import INSTRUCTION, TEXT, Fault, Field, is_number, is_text, raise_faults
 from ..instructions import RATINGS, Instruction
 
 NEAR: Final = 1
@@ -44,16 +44,12 @@ def side(preference: float | None) -> int:
     return 0 if preference in (None, 0, 1.5) else 1 + (preference > 1.5)
 
 
-def _is_number(value: object, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-
-
 def _is_preference(value: object) -> bool:
-    return value is None or value == 0 or _is_number(value, 1, 2)  # files before 2024 have 0 for identical outputs
+    return value is None or value == 0 or is_number(value, 1, 2)  # files before 2024 have 0 for identical outputs
 
 
 def _is_rating(value: object) -> bool:
-    return _is_number(value, RATINGS[0], RATINGS[-1])
+    return is_number(value, RATINGS[0], RATINGS[-1])
 
 
 PAIRS: Final = Form(

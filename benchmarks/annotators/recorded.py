@@ -18,7 +18,7 @@ from ...annotators.analysis import Array, Pairs, agreement, likings
 from ...data import RecordedDataset
 from ...data.dataset import data_files
 from ...data.files import read_records
-from ...data.schema import INSTRUCTION, TEXT, Field, check_rows, is_text
+from ...data.schema import PAIR, Field, check_rows
 from ...errors import DataError
 from ...human.labels import load_labels
 from ...seeding import keyed_rng
@@ -61,7 +61,6 @@ def _is_votes(value: object) -> bool:
     return isinstance(value, list) and len(value) == NUM_VOTES and all(vote in (0, 1) for vote in value)
 
 
-_PAIR = (*INSTRUCTION, *(Field(name, TEXT, is_text) for name in ("output_1", "output_2")))
 _VOTES = tuple(Field(f"preference_{judge}", f"{NUM_VOTES} numbers, each 0 or 1", _is_votes) for judge in JUDGES)
 _LABEL = Field("preference", "0 or 1", lambda value: value in (0, 1))
 _FIRST = Field("first_shown", '"model" or "reference"', lambda value: value in ("model", "reference", ""), "")
@@ -91,7 +90,7 @@ def cross_rows(folder: Path) -> list[Row]:
 
 def read_cross(path: Path) -> tuple[Pairs, dict[str, Array]]:
     """The n pairs, and each judge's votes [4, n]: 1 for output_2, 0 for output_1."""
-    rows = check_rows(read_records(path), (*_PAIR, *_VOTES), str(path))
+    rows = check_rows(read_records(path), (*PAIR, *_VOTES), str(path))
     texts = tuple(f"{row['instruction']}\n\n{row['input']}" if row["input"] else row["instruction"] for row in rows)
     a, b = (tuple(row[name] for row in rows) for name in ("output_1", "output_2"))
     votes = {judge: np.array([row[f"preference_{judge}"] for row in rows], dtype=np.float64).T for judge in JUDGES}
@@ -104,7 +103,7 @@ def human_rows(path: Path, pairs: Pairs, votes: Mapping[str, Array]) -> list[Row
     Raises:
         DataError: The file is faulty, or labels other pairs.
     """
-    labels = pd.DataFrame(check_rows(read_records(path), (*_PAIR, _LABEL), str(path)))
+    labels = pd.DataFrame(check_rows(read_records(path), (*PAIR, _LABEL), str(path)))
     places = {key: place for place, key in enumerate(zip(pairs.instructions, pairs.a, pairs.b, strict=True))}
     keys = zip(labels.instruction, labels.output_1, labels.output_2, strict=True)
     labels["pair"] = [places.get(key) for key in keys]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -263,6 +264,14 @@ def measure(folder: Path, judged_by: PreferenceOracle, seed: int, num: int) -> R
         "calibration_error": float(error),
         "scale": scale_of(folder),
     }
+
+
+@cache
+def sft_policy() -> LanguageModel:
+    """The sandbox's policy, read once."""
+    from ...agents import LanguageModel
+
+    return LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
 
 
 def shortened(run: RewardModelRun) -> Path:

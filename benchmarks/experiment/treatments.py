@@ -28,6 +28,7 @@ from ...oracles.judges import Flip
 from ...plugins import find_attribute
 from ...sandbox.dataset import Sandbox, label
 from .evaluation import DISAGREEMENT
+from .reward_models import sft_policy
 
 Env = VectorEnv[Any, Any, Any]
 SLOTS = 256  # responses that a wrapped environment scores at a time
@@ -170,14 +171,6 @@ class EnvOracle(NoDeepCopy):
         return Verdicts(rewards, {} if np.isnan(spread).all() else {DISAGREEMENT: spread})
 
 
-@cache
-def _policy() -> Any:
-    from ...agents import LanguageModel
-    from .reward_models import MAX_RESPONSE_TOKENS
-
-    return LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)
-
-
 _ANSWERS: Final[dict[str, list[str]]] = {}
 
 
@@ -188,7 +181,7 @@ def sft_answers(instructions: Sequence[str]) -> list[list[str]]:
 
     if new := list({str(each): each for each in instructions if str(each) not in _ANSWERS}.values()):
         generators = [keyed_generator(SEED, "level", str(each)) for each in new]
-        texts = _policy().generate(new, generator=generators, num_samples=LEVEL_SAMPLES).texts
+        texts = sft_policy().generate(new, generator=generators, num_samples=LEVEL_SAMPLES).texts
         for place, each in enumerate(new):
             _ANSWERS[str(each)] = list(texts[place * LEVEL_SAMPLES :][:LEVEL_SAMPLES])
     return [_ANSWERS[str(each)] for each in instructions]

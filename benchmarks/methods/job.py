@@ -284,11 +284,10 @@ class Job:
         """AlpacaFarm-PPO-v0 with `oracle(policy)`'s reward and `num_envs` environments over all processes."""
         from ...agents.processes import Processes
 
-        shares = policy is not None and self.reward_shares_base
         return gym.make_vec(
             "AlpacaFarm-PPO-v0",
             num_envs=num_envs // Processes().count,
             dataset=self.data,
-            oracle=self.oracle(policy) if shares else self.reward_spec,
+            oracle=self.oracle(policy),
             autoreset_mode=AutoresetMode.DISABLED,
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from operator import methodcaller
 from typing import Any, Literal, Protocol
 
 from ... import agents
@@ -128,28 +129,21 @@ def coin_flips(job: Job) -> tuple[Preference, ...]:
     return tuple(replace(pair, preference=coin) for pair, coin in zip(pairs, coins, strict=True))
 
 
-def make_feedme(job: Job, labels: Labels = Job.preferences) -> Actor:
-    """Binary FeedME."""
-    config = job.config(agents.BinaryFeedMEConfig, epochs=1, save_every=10)
-    return agents.BinaryFeedME(job.policy(), labels(job), config=config, seed=job.seed, out=job.folder)
+def make_offline(
+    job: Job, labels: Labels = methodcaller("preferences"), *, agent: str, kind: str, **quick: Any
+) -> Actor:
+    """An agent of this name that learns from labels, with the settings of that name; those in `quick` for --quick."""
+    config = job.config(getattr(agents, kind), save_every=10, **quick)
+    actor: Actor = getattr(agents, agent)(job.policy(), labels(job), config=config, seed=job.seed, out=job.folder)
+    return actor
 
 
-def make_reward_conditioning(job: Job, labels: Labels = Job.preferences) -> Actor:
-    """Binary reward conditioning."""
-    config = job.config(agents.RewardConditioningConfig, epochs=1, save_every=10)
-    return agents.BinaryRewardConditioning(job.policy(), labels(job), config=config, seed=job.seed, out=job.folder)
-
-
-def make_dpo(job: Job) -> Actor:
-    """DPO."""
-    config = job.config(agents.DPOConfig, save_every=10)
-    return agents.DPO(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
-
-
-def make_kto(job: Job) -> Actor:
-    """KTO, on both responses of each pair."""
-    config = job.config(agents.KTOConfig, save_every=10)
-    return agents.KTO(job.policy(), job.preferences(), config=config, seed=job.seed, out=job.folder)
+make_dpo = partial(make_offline, agent="DPO", kind="DPOConfig")
+make_kto = partial(make_offline, agent="KTO", kind="KTOConfig")
+make_feedme = partial(make_offline, agent="BinaryFeedME", kind="BinaryFeedMEConfig", epochs=1)
+make_reward_conditioning = partial(
+    make_offline, agent="BinaryRewardConditioning", kind="RewardConditioningConfig", epochs=1
+)
 
 
 def make_best_of_n(job: Job, **changes: Any) -> Actor:
@@ -176,13 +170,6 @@ def make_expert_iteration(job: Job) -> Actor:
     return agents.ExpertIteration(policy, instructions, oracle, config=config, seed=job.seed, out=job.folder)
 
 
-def make_quark(job: Job, **changes: Any) -> Actor:
-    """Quark, perhaps with some settings changed."""
-    config, policy = replace(job.config(agents.QuarkConfig, total_steps=6), **changes), job.policy()
-    env = job.env(config.rollout_batch_size, policy)
-    return agents.Quark(env, policy, config=config, seed=job.seed, out=job.folder)
-
-
 def make_ppo(job: Job) -> Actor:
     """PPO."""
     config, policy = job.config(agents.PPOConfig, total_steps=6), job.policy()
@@ -190,12 +177,15 @@ def make_ppo(job: Job) -> Actor:
     return agents.PPO(job.env(config.rollout_batch_size, policy), policy, **options)
 
 
-def make_online(job: Job, *, agent: str, kind: str) -> Actor:
-    """An agent of this name that samples as it learns, with the settings of that name."""
-    config, policy = job.config(getattr(agents, kind), total_steps=6), job.policy()
+def make_online(job: Job, *, agent: str, kind: str, **changes: Any) -> Actor:
+    """An agent of this name that samples as it learns, with the settings of that name, perhaps some changed."""
+    config, policy = replace(job.config(getattr(agents, kind), total_steps=6), **changes), job.policy()
     env = job.env(config.rollout_batch_size, policy)
     actor: Actor = getattr(agents, agent)(env, policy, config=config, seed=job.seed, out=job.folder)
     return actor
+
+
+make_quark = partial(make_online, agent="Quark", kind="QuarkConfig")
 
 
 def _stand_in(name: str, title: str, paper: tuple[float, float]) -> Method:

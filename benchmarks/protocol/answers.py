@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import numpy as np
 import pandas as pd
 
-from ... import sandbox
 from ...instructions import Instruction
 from ...sandbox import SANDBOX, tasks, world, writers
 from ...sandbox.dataset import SEED, generate, reference, template_weights
 from ...seeding import keyed_rng
 from ..experiment.evaluation import subset
-from ..experiment.reward_models import MAX_RESPONSE_TOKENS
+from ..experiment.reward_models import MAX_RESPONSE_TOKENS, sft_policy
 from ..harness.runner import Cell, quiet
 from ..harness.study import Row
 
@@ -157,7 +156,7 @@ def by_policy(questions: Questions, seed: int) -> Answers:
     from ...agents import PolicyActor
 
     quiet()
-    actor = PolicyActor(_policy(), seed=seed)
+    actor = PolicyActor(sft_policy(), seed=seed)
     return (("sft", which, actor.act(question.instructions)) for which, question in questions.items())
 
 
@@ -168,16 +167,9 @@ def by_best_of_n(questions: Questions, seed: int) -> Answers:
 
     quiet()
     config = BestOfNConfig(num_samples=max(BEST_OF), max_response_tokens=MAX_RESPONSE_TOKENS, batch_size=512)
-    agent = BestOfN(_policy(), make_oracle("surrogate", dataset=SANDBOX), config=config, seed=seed)
+    agent = BestOfN(sft_policy(), make_oracle("surrogate", dataset=SANDBOX), config=config, seed=seed)
     for which, question in questions.items():
         samples = agent.sample(question.instructions)
         for num in BEST_OF:
             best = np.argmax(samples.rewards[:, :num], axis=1).tolist()
             yield f"best_of_{num}", which, [row[i] for row, i in zip(samples.responses, best, strict=True)]
-
-
-@cache
-def _policy() -> Any:
-    from ...agents import LanguageModel
-
-    return LanguageModel.from_pretrained(sandbox.POLICY, max_response_tokens=MAX_RESPONSE_TOKENS)

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, ClassVar, Final
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
 
 from ... import agents
 from ...data import Dataset
@@ -145,11 +143,6 @@ class PolicyRun(Experiment):
     def preferences(self) -> tuple[Preference, ...]:
         """The proxy's own labels."""
         return labelled(self.plan, self.flip, self.seed)
-
-    def env(self, num_envs: int, policy: agents.LanguageModel | None = None) -> VectorEnv[Any, Any, Any]:
-        """AlpacaFarm-PPO-v0 with the proxy as its reward."""
-        options: dict[str, Any] = {"dataset": self.data, "oracle": self.oracle(), "split": "unlabeled"}
-        return gym.make_vec("AlpacaFarm-PPO-v0", num_envs=num_envs, autoreset_mode=AutoresetMode.DISABLED, **options)
 
 
 def runs_of(plan: Plan, agent: str, seeds: int) -> list[PolicyRun]:
