@@ -26,7 +26,7 @@ BUDGETS = {
     "alpacafarm_env": 9_707,
     "agents": 5_371,
     "wrappers": 178,
-    "benchmarks": 8_631,
+    "benchmarks": 8_628,
     "examples": 432,
     "tests": 20_431,
 }
