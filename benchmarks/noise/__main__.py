@@ -32,7 +32,7 @@ from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
 from ..surrogates.scarcity import setting_rows, tables_of
 from .analysis import all_claims, band_rows, gao_rows
 from .dials import dial_rows
-from .online import METHODS, matched
+from .matched import METHODS, OncePlan, matched
 from .page import page
 
 NAME = "noise"
@@ -82,6 +82,11 @@ def run(options: NoiseOptions) -> int:
         ],
         "methods": [Cell(run.cell, partial(run_method, run), run.units) for run in trained],
         "dials by PPO": [Cell(run.cell, partial(run_method, run), run.units) for run in by_ppo],
+        "labels read once": [
+            Cell(plan.cell(setting), partial(run_setting, plan, setting), plan.units)
+            for plan in (OncePlan(options.folder(NAME), seed, sizes) for seed in range(options.seeds))
+            for setting in matched(plan)
+        ],
     }
     with options.study(NAME, {"sizes": asdict(sizes)}, sources=sandbox_sources()) as study:
         study.plan([cell.key for cells in parts.values() for cell in cells])
@@ -91,7 +96,8 @@ def run(options: NoiseOptions) -> int:
             rows[part] = run_cells(study, cells, processes=options.processes)
             if study.failed:
                 return study.exit_status
-        write_results(study, *(rows[part] for part in ("reward models", "dials", "methods", "dials by PPO")))
+        by_others = [*rows["methods"], *rows["labels read once"]]
+        write_results(study, rows["reward models"], rows["dials"], by_others, rows["dials by PPO"])
         return study.finish()
 
 
@@ -102,7 +108,7 @@ def run_of(plan: Plan, setting: Setting, method: str, kind: str) -> SettingRun:
 
 
 def write_results(study: Study, *parts: list[Row]) -> None:
-    """The tables and the page, of the rows of reward models, dials, methods, and dials by PPO."""
+    """The tables and the page, of the rows of reward models, dials, matched settings, and dials by PPO."""
     curves, faulty, methods, by_ppo = (tables_of(rows, unit=1.0) for rows in parts)
     study.write_table(setting_rows(curves))
     write_csv(study.out / "curves.csv", band_rows(curves))

@@ -35,7 +35,7 @@ from ..surrogates.scarcity import (
     estimate_cells,
 )
 from .dials import dial_claims
-from .online import method_claims
+from .matched import ONCE, method_claims
 
 RESAMPLES: Final = 1000
 MEASURES: Final = ("drop", "peak")
@@ -47,7 +47,7 @@ def all_claims(
     trained: Mapping[Key, Curve],
     dialed_by_ppo: Mapping[Key, Curve],
 ) -> list[Row]:
-    """The page's family of claims: those of `scarcity`, of `dials`, of `online`, and these.
+    """The page's family of claims: those of `scarcity`, of `dials`, of `matched`, and these.
 
     rest: what ten points of flips change in a measure of gold where N(1 - 2e)^2 is held fixed, over all settings. What
         the information does is taken as quadratic in its logarithm: of a straight line the curvature would be flips'.
@@ -142,6 +142,9 @@ PREDICTED: Final = (
     Prediction(
         "matched peak", (2000, "dpo"), "within", "DPO: 8,000 with 25 % flips gain as much as 2,000 clean.", 0.15
     ),
+    Prediction("matched peak", (500, ONCE), "within", "Read once: 2,000 with 25 % flips as much as 500 clean.", 0.1),
+    Prediction("matched peak", (1000, ONCE), "within", "Read once: 4,000 as much as 1,000.", 0.1),
+    Prediction("matched peak", (2000, ONCE), "above", "Read once: 8,000 more than 2,000, by more updates."),
     Prediction("lift", (0, FLIP), "above", "More labels lift what is gained by flipped ones."),
     Prediction("lift", (0, CLEAN), "within", "No fault: 2,000 labels know nearly all that 8,000 do.", 0.1),
     Prediction("lift", (0, "length_bias"), "within", "More labels do not lift what a taste for length leaves.", 0.1),
@@ -157,7 +160,9 @@ PREDICTED: Final = (
     Prediction("PPO's cost peak", (8000, "temperature"), "below", "PPO: noise of close pairs costs less."),
 )
 """Committed before any cell of the full study was run; those of flips from a pilot with five seeds that shared their
-pairs and did not hold the number of updates equal. In gold's unit; of slopes and the rest for ten points of flips."""
+pairs and did not hold the number of updates equal. Those of labels read once were added when the grid was known and
+three seeds of theirs had been tried, before their cells. In gold's unit; of slopes and the rest for ten points of
+flips."""
 
 
 def outcomes(claimed: pd.DataFrame) -> list[Outcome]:

@@ -21,6 +21,7 @@ from ..harness.report import Table, number, sentences
 from ..surrogates.figures import INFORMATION, draw_curves, draw_information
 from ..surrogates.predictions import claim_cells, ends, prediction_table, win_rate_table
 from .analysis import outcomes
+from .matched import ONCE
 
 STRONGEST: Final = 0.99 * MOST
 JUDGES: Final = {OWN: "gold", "sim_eval": "win rate by p_sim^eval, points", "human": "win rate by human raters, points"}
@@ -51,7 +52,7 @@ FAULTS: Final = {
     "list_bias": "shared taste for lists",
 }
 """In the order of the page: by how many labels share the fault."""
-TRAINED: Final = {"ppo": "PPO", "dpo": "DPO"}
+TRAINED: Final = {"ppo": "PPO", "dpo": "DPO", ONCE: "best of n, labels read once"}
 METHODS: Final = {"best_of_n": "best of n", **TRAINED}
 AXES: Final = ("gold gained (simultaneous 95 % bands)", "KL of the best of n (nats)")
 
@@ -89,7 +90,8 @@ def page(folder: Path) -> Page:
         "drops": grid_table(own, "Gold lost from the peak to the largest n", partial(ends, name="drop"), far),
         "peaks": grid_table(own, "Gold gained at the peak", partial(ends, name="peak"), far),
         "dials": dial_table(dials, dialed),
-        "methods": method_table(methods, trained),
+        "methods": method_table(methods[methods.kind != ONCE], trained),
+        "read_once": method_table(methods[methods.kind == ONCE], note, "With labels read once"),
         "claims": claim_table(claims),
         "win_rates": win_rate_table(settings[settings.judge != OWN], labelled, far),
         "fits": fit_table(fits, note),
@@ -158,8 +160,8 @@ def dial_table(dials: pd.DataFrame, note: str) -> Table:
     return Table.of(rows, caption, "What a fault costs at equal agreement")
 
 
-def method_table(trained: pd.DataFrame, note: str) -> Table:
-    """Gold and the win rates along training by PPO and DPO."""
+def method_table(trained: pd.DataFrame, note: str, title: str = "By PPO and DPO") -> Table:
+    """Gold and the win rates of settings of equal information."""
     rows = [
         {
             "of": JUDGES[row["judge"]],
@@ -173,7 +175,7 @@ def method_table(trained: pd.DataFrame, note: str) -> Table:
         for row in records(trained.sort_values("judge", key=lambda x: x != OWN, kind="stable"))
     ]
     caption = f"Two settings of each N(1 − 2e)²; the peak is chosen on other seeds and instructions. {note}"
-    return Table.of(rows, caption, "By PPO and DPO")
+    return Table.of(rows, caption, title)
 
 
 def draw_dials(own: pd.DataFrame, note: str) -> Drawn:

@@ -20,6 +20,7 @@ from alpacafarm_env.benchmarks.noise import __main__ as noise
 from alpacafarm_env.benchmarks.noise.__main__ import NoiseOptions, run
 from alpacafarm_env.benchmarks.noise.analysis import PREDICTED, all_claims, bands, gao, outcomes
 from alpacafarm_env.benchmarks.noise.dials import dial_claims
+from alpacafarm_env.benchmarks.noise.matched import ONCE, OncePlan
 from alpacafarm_env.benchmarks.noise.page import page
 from alpacafarm_env.benchmarks.surrogates.scarcity import Curve, tables_of
 
@@ -67,7 +68,7 @@ def test_the_command_writes_tables_and_a_page(done, monkeypatch, capsys):
     assert set(made.figures) == {"curves", "information", "dials"}
     faults = read_table(done / "dials.csv")
     assert {*faults[faults.judge == "own"].kind} == {*KINDS}
-    assert {*read_table(done / "methods.csv").kind} == {"ppo", "dpo"}
+    assert {*read_table(done / "methods.csv").kind} == {"ppo", "dpo", ONCE}
     before = {file: file.read_bytes() for file in done.rglob("*.csv")}
     for name in ("draw_pairs", "run_setting", "run_method"):
         monkeypatch.setattr(noise, name, lambda *_: pytest.fail("a cell runs again"))
@@ -103,6 +104,9 @@ def test_a_seed_shares_pairs_and_flips_and_makes_as_many_updates(tmp_path):
     full = Plan(tmp_path, 0, FULL)
     updates = [-(-labels // 32) * full.reward_model(Setting(labels, 0.0)).epochs for labels in FULL.labels]
     assert max(updates) / min(updates) < 1.03
+    once = OncePlan(tmp_path, 0, FULL)
+    assert {once.reward_model(setting).epochs for setting in FULL.settings} == {1}
+    assert not {*map(once.cell, FULL.settings)} & {*map(full.cell, FULL.settings)}
 
 
 def made_up(alpha, beta, *, seeds=10, prompts=40, noise=0.02, seed=0):
@@ -142,7 +146,7 @@ def trained():
     made = made_up(by_information, lambda setting: 0.15)
     keys = [key for key in made if key[2] in (500, 1000, 2000) and key[3] == 0]
     keys += [(*key[:2], 4 * key[2], 0.25) for key in keys]
-    return {("own", method, *key[2:]): made[key] for method in ("ppo", "dpo") for key in keys}
+    return {("own", method, *key[2:]): made[key] for method in ("ppo", "dpo", ONCE) for key in keys}
 
 
 def by_information(setting):
