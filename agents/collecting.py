@@ -229,7 +229,7 @@ def columns(
 
 
 class CollectingAgent(PolicyAgent):
-    """What the agents share that learn from their own samples."""
+    """What agents that learn from their own samples share."""
 
     config: OnlineConfig
     _collector: Collector

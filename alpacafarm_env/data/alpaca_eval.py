@@ -57,7 +57,7 @@ NUM_VOTES: Final = 4
 
 
 def _is_preference(value: Any) -> bool:
-    return is_number(value, 0, 0) or is_number(value, 1, 2) or value != value
+    return is_number(value, 0, 0) or is_number(value, 1, 2) or (isinstance(value, float) and value != value)
 
 
 _VERDICT = (

@@ -79,7 +79,7 @@ class Verdicts:
 
 
 class NoDeepCopy:
-    """A mixin for oracles: copying an environment's spec must not copy models and caches."""
+    """A mixin for oracles and data sets: copying an environment's spec must not copy models and caches."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self

@@ -40,7 +40,7 @@ def settled_judge(text: str | None, dataset: Dataset) -> str | None:
     return LEARNED_GOLD if text == "recorded" and isinstance(dataset, RecordedParts) else text
 
 
-def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracle:
+def make_own_judge(text: str, dataset: Dataset) -> RewardOracle:
     """The oracle of `--judge`: credits in [0, 1] against the references of eval.
 
     Raises:
@@ -48,7 +48,7 @@ def make_own_judge(text: str, dataset: Dataset, *, seed: int = 0) -> RewardOracl
     """
     with _naming_option():
         dataset.references("eval")
-        made = make_oracle(read_judge(text), dataset=dataset, seed=seed)
+        made = make_oracle(read_judge(text), dataset=dataset)
     if isinstance(made, WinRate | Recorded):
         return made
     return WinRate(HigherReward(made), References(dataset), name=f"higher score by {made.name}")

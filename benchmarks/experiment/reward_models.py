@@ -181,7 +181,6 @@ class RewardModelRun:
     """Columns that tell it from the study's others."""
     training_seed: int | None = None
     """Seed of the head's start and the order of the pairs; None: the seed."""
-    """Folder of the language model that it starts from."""
     layers: int | None = None
     """How many of its layers are kept; None: all."""
     epochs: int | None = None

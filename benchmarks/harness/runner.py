@@ -81,7 +81,7 @@ class Cell:
         key: The name it is stored under.
         work: What it does.
         weight: Its units of work.
-        gpus: What it takes of a Ray cluster's, or a share of one; 0 where a cluster has none.
+        gpus: How many of a Ray cluster's GPUs it takes, or what share of one; none where the cluster has none.
     """
 
     key: str
@@ -224,9 +224,9 @@ def run_cells(study: Study, cells: Iterable[Cell], *, processes: int = 1, world:
         progress.end()
     if joined:
         joined.from_main("")
-    if study.failed:
-        print(f"error: cells that failed: {'; '.join(study.failed)}. Why is above.", file=sys.stderr)
     study.write_manifest()
+    if failed := [cell.key for cell in own if cell.key in study.failed]:
+        print(f"error: cells that failed: {'; '.join(failed)}. Why is above.", file=sys.stderr)
     return [row for cell in heaviest_first for row in rows.get(cell.key, [])]
 
 

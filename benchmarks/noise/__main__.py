@@ -5,8 +5,9 @@
 Reward models learn from N labels of the sandbox's pool, of which a share e is flipped: fresh pairs for each seed, the
 number of updates held equal. By each of them the best of n samples is chosen, to n = 1,024 on 400 instructions, and the
 true reward says what that is worth. If flips are scarcity and nothing else, settings of equal N(1 - 2e)^2 do alike.
-Beside them stand judges by the true reward with one fault each, as strong as leaves equal agreement with it (`dials`).
-What was predicted before the first run is `analysis.PREDICTED`, and stands on the page beside what came out.
+Some of these settings are also taken by PPO, by DPO, and with each label read once (`matched`). Beside them stand
+judges by the true reward with one fault each, as strong as leaves equal agreement with it (`dials`). What was predicted
+is `analysis.PREDICTED`, and stands on the page beside what came out.
 
 Sources: Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), section 4.3; Gao, Schulman and Hilton 2022 (arXiv
 2210.10760).

@@ -27,7 +27,7 @@ class OncePlan(Plan):
     """A seed's settings whose reward models read each label once, however few there are."""
 
     def reward_model(self, setting: Setting) -> RewardModelRun:
-        """As the seed's others, with fewer updates by fewer labels."""
+        """As the seed's others, but the fewer the labels, the fewer the updates; by the most labels it is the same."""
         return replace(super().reward_model(setting), epochs=1)
 
     def facts(self, setting: Setting) -> Row:
@@ -47,7 +47,7 @@ def matched(plan: Plan) -> list[Setting]:
 
 
 def method_claims(curves: Mapping[Key, Curve]) -> list[Row]:
-    """matched: 4N labels with 25 % flips less N clean ones, in drop and in peak, by each of them."""
+    """matched: 4N labels with 25 % flips less N clean ones, in drop and in peak, by each of these means."""
     measures = {key: curve.measures for key, curve in curves.items() if key[0] == OWN}
     rows = []
     for (judge, kind, labels, flip), few in measures.items():

@@ -18,7 +18,7 @@ JUDGES: Final = {"sim_eval": "p_sim^eval", "human": "human raters"}
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was said before the first run of one claim."""
+    """What was said of one claim before its runs."""
 
     claim: str
     at: tuple[Any, ...]
@@ -79,7 +79,7 @@ def prediction_table(told: Sequence[Outcome], size: int) -> Table:
     signs = {"above": "above 0", "below": "below 0"}
     rows = [
         {
-            "predicted before the first run": each.text,
+            "predicted before the runs": each.text,
             "that is": signs.get(each.expected, f"within {each.bound:g}"),
             "measured": ends(row),
             "within, at 5 %": number(row["within"]) if each.expected == "within" else "",
