@@ -16,10 +16,10 @@ from ..instructions import Instruction
 from ..monitors.runs import append_rollouts
 from ..monitors.signals import agreement, repetition
 from ..oracles.base import Verdicts
+from ..oracles.ensemble import DISAGREEMENT
 from .rewards import ActType, ObsType, OracleSpec, Scored, _Single, scoring_of
 
 Columns = dict[str, NDArray[Any]]
-DISAGREEMENT = "disagreement"
 
 
 class Audited(Scored):

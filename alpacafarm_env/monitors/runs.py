@@ -16,6 +16,8 @@ import numpy as np
 from ..errors import DataError
 from ..instructions import Instruction
 from ..oracles.base import RewardOracle, judge
+from ..oracles.ensemble import DISAGREEMENT
+from ..statistics import mean_known
 from .signals import agreement, repetition
 
 METRICS: Final = "metrics.jsonl"
@@ -91,7 +93,7 @@ def told_by_rollouts(path: Path, seconds: Mapping[str, RewardOracle]) -> dict[in
         for name, oracle in seconds.items():
             second = judge(oracle, asked, texts)
             own[f"info/{name}_agreement"] = agreement(proxy, second.scores)
-            if "disagreement" in second.details:
-                own["info/disagreement"] = float(np.nanmean(second.details["disagreement"]))
+            if DISAGREEMENT in second.details:
+                own[f"info/{DISAGREEMENT}"] = float(mean_known(second.details[DISAGREEMENT]))
         told[step] = own
     return told

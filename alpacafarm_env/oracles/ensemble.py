@@ -19,6 +19,8 @@ from ..errors import did_you_mean
 from .base import UNSCORED_REASON, DetailedOracle, RewardOracle, Verdicts, is_paid, judge
 
 COMBINATIONS: Final = ("mean", "min", "uwo")
+DISAGREEMENT: Final = "disagreement"
+"""The detail of how far an ensemble's members are apart."""
 DEFAULT_WEIGHT: Final = 0.5
 
 NO_VERDICT = "no verdict"
@@ -87,7 +89,7 @@ class Ensemble(DetailedOracle):
         price = self.weight * variance if self.combine == "uwo" else 0.0
         combined = np.min(scores, axis=0) if self.combine == "min" else mean - price
         members = {f"score:{name}": score for name, score in zip(self.member_names, scores, strict=True)}
-        own = {"disagreement": np.sqrt(variance), **members}
+        own = {DISAGREEMENT: np.sqrt(variance), **members}
         return Verdicts(combined, own | self._member_details(answers) | own)  # first, and whatever members call theirs
 
     def _member_details(self, answers: Sequence[Verdicts]) -> dict[str, NDArray[Any]]:

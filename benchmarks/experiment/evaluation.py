@@ -23,6 +23,7 @@ from ...errors import DataError
 from ...instructions import Instruction
 from ...oracles import make_oracle
 from ...oracles.base import RewardOracle, judge
+from ...oracles.ensemble import DISAGREEMENT
 from ...oracles.reward_model import num_positions
 from ...statistics import win_rate
 from ..harness.report import number
@@ -39,8 +40,6 @@ WIN_RATES = ("win_rate_simulated", "win_rate_human")
 """Those that are wins against the reference: a credit in [0, 1] for each response, percent in the means."""
 OWN_WIN_RATE = "win_rate"
 """The win rate by a judge of one's own, where there is one."""
-DISAGREEMENT = "disagreement"
-"""How far the members of an ensemble, as the proxy, are apart."""
 
 
 Judges = Mapping[str, RewardOracle | None]

@@ -24,10 +24,10 @@ from ...folders import hash_model
 from ...instructions import Instruction, Preference
 from ...oracles import BaselineSubtracted, Ensemble, RewardModel
 from ...oracles.base import NoDeepCopy, PreferenceOracle, RewardOracle, Verdicts, checked
+from ...oracles.ensemble import DISAGREEMENT
 from ...oracles.judges import Flip
 from ...plugins import find_attribute
 from ...sandbox.dataset import Sandbox, label
-from .evaluation import DISAGREEMENT
 from .reward_models import sft_policy
 
 Env = VectorEnv[Any, Any, Any]

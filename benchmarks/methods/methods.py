@@ -275,6 +275,7 @@ LATER_METHODS = (
 )
 """Later than the paper: no rows of its table."""
 RANKED = (*METHODS, *LATER_METHODS)
+"""The rows of the ranking."""
 CONDITIONING_COIN = partial(make_reward_conditioning, labels=coin_flips)
 VARIANTS = (
     Method("crowd", "The crowd itself", partial(make_stand_in, name="crowd"), "nothing", trained=False, effort=5),

@@ -33,7 +33,7 @@ from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
 from ..surrogates.scarcity import setting_rows, tables_of
 from .analysis import all_claims, band_rows, gao_rows
 from .dials import dial_rows
-from .matched import METHODS, OncePlan, matched
+from .matched import METHODS, OncePlan, matched, read_once
 from .page import page
 
 NAME = "noise"
@@ -85,8 +85,8 @@ def run(options: NoiseOptions) -> int:
         "dials by PPO": [Cell(run.cell, partial(run_method, run), run.units) for run in by_ppo],
         "labels read once": [
             Cell(plan.cell(setting), partial(run_setting, plan, setting), plan.units)
-            for plan in (OncePlan(options.folder(NAME), seed, sizes) for seed in range(options.seeds))
-            for setting in matched(plan)
+            for plan in (OncePlan(plan.out, plan.seed, sizes) for plan in plans)
+            for setting in plan.settings
         ],
     }
     with options.study(NAME, {"sizes": asdict(sizes)}, sources=sandbox_sources()) as study:
@@ -97,8 +97,9 @@ def run(options: NoiseOptions) -> int:
             rows[part] = run_cells(study, cells, processes=options.processes)
             if study.failed:
                 return study.exit_status
-        by_others = [*rows["methods"], *rows["labels read once"]]
-        write_results(study, rows["reward models"], rows["dials"], by_others, rows["dials by PPO"])
+        grid = rows["reward models"]
+        by_others = [*rows["methods"], *read_once(grid, rows["labels read once"])]
+        write_results(study, grid, rows["dials"], by_others, rows["dials by PPO"])
         return study.finish()
 
 

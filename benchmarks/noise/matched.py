@@ -8,7 +8,7 @@ heart, flips too; read once they are not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -27,7 +27,7 @@ class OncePlan(Plan):
     """A seed's settings whose reward models read each label once, however few there are."""
 
     def reward_model(self, setting: Setting) -> RewardModelRun:
-        """As the seed's others, but the fewer the labels, the fewer the updates; by the most labels it is the same."""
+        """As the seed's others, but the fewer the labels, the fewer the updates."""
         return replace(super().reward_model(setting), epochs=1)
 
     def facts(self, setting: Setting) -> Row:
@@ -38,12 +38,23 @@ class OncePlan(Plan):
         """Its name, which all seeds share."""
         return f"{super().named(setting)}, {ONCE}"
 
+    @property
+    def settings(self) -> list[Setting]:
+        """Those of `matched` that the grid reads more than once."""
+        return [setting for setting in matched(self) if setting.labels < max(self.sizes.labels)]
+
 
 def matched(plan: Plan) -> list[Setting]:
     """The settings: numbers of labels without flips, each with four times as many of which a quarter is flipped."""
     labels = plan.sizes.labels
     few = [size for size in labels if 4 * size in labels]
     return [Setting(size * share, flip) for size in few for share, flip in ((1, 0.0), (4, HALF_AWAY))]
+
+
+def read_once(grid: Sequence[Row], others: Sequence[Row]) -> list[Row]:
+    """The rows of labels that are read once: of the most labels the grid's, else those of `OncePlan`."""
+    most = max(row["labels"] for row in grid)
+    return [*others, *({**row, "kind": ONCE} for row in grid if (row["labels"], row["flip"]) == (most, HALF_AWAY))]
 
 
 def method_claims(curves: Mapping[Key, Curve]) -> list[Row]:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from ... import agents
 from ...oracles.base import judge
+from ...oracles.ensemble import DISAGREEMENT
 from ..experiment.engine import checked, read_evaluation, write_evaluation
-from ..experiment.evaluation import DISAGREEMENT, WIN_RATES, Evaluation
+from ..experiment.evaluation import WIN_RATES, Evaluation
 from ..experiment.samples import JUDGED
 from ..experiment.treated import TreatmentRun
 from ..harness.runner import ProgressFn, ProgressUpdate, quiet

@@ -1,17 +1,15 @@
 """The page: gold and proxy along KL, what is lost and gained against N(1 - 2e)^2, the claims and their family."""
 
-import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
-from ...statistics import Interval
 from ..harness.estimates import Estimate, rejected
 from ..harness.page import Page, read_manifest, read_table
 from ..harness.report import Table, interval_text, number, sentences, signed
 from ..surrogates.figures import INFORMATION, draw_curves, draw_information
+from ..surrogates.predictions import claim_cells, ends
 from ..surrogates.scarcity import HALF_AWAY
 from .runs import PREDICTORS
 
@@ -58,7 +56,7 @@ def page(folder: Path) -> Page:
         judge: by_kind(rows[rows.labels == size])
         for judge, rows in (("own", own), ("other", slopes[slopes.judge == "other"]))
     }
-    values = {f"slope_{kind}": text(row) for kind, row in first["own"].items()} | {"information": INFORMATION}
+    values = {f"slope_{kind}": ends(row) for kind, row in first["own"].items()} | {"information": INFORMATION}
     found = sentences(
         "recorded_noise/findings.txt.j2",
         first=first,
@@ -69,12 +67,12 @@ def page(folder: Path) -> Page:
         away=f"{100 * HALF_AWAY:g}",
         slopes=own,
         matched={measure: matched[matched.claim == claim] for claim, measure in MATCHED.items()},
-        text=text,
+        text=ends,
         number=number,
         TITLES=TITLES,
     )
     peak, drop = (
-        text(doubled[(doubled.kind == "linear") & (doubled.claim == name)].iloc[0]) for name in reversed(DOUBLED)
+        ends(doubled[(doubled.kind == "linear") & (doubled.claim == name)].iloc[0]) for name in reversed(DOUBLED)
     )
     return Page(
         "Noise in recorded verdicts",
@@ -89,13 +87,6 @@ def page(folder: Path) -> Page:
     )
 
 
-def text(row: Mapping[str, Any] | pd.Series, name: str = "") -> str:
-    """An estimate with its interval."""
-    start = f"{name}_" if name else ""
-    low, high = (math.nan if row[f"{start}error"] == 0 else row[f"{start}{end}"] for end in ("low", "high"))
-    return interval_text(Interval(row[name or "mean"], low, high, 0), "")
-
-
 def by_kind(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Kind -> its row."""
     return {str(row.kind): row for _, row in rows.iterrows()}
@@ -105,7 +96,7 @@ def drop_table(settings: pd.DataFrame, judge: str, kind: str, measure: str, note
     """A measure by labels and flips."""
     rows = settings[(settings.judge == judge) & (settings.kind == kind)]
     cells = {
-        f"{labels:,}": {f"{100 * row.flip:g} % flips": text(row, measure) for _, row in own.iterrows()}
+        f"{labels:,}": {f"{100 * row.flip:g} % flips": ends(row, measure) for _, row in own.iterrows()}
         for labels, own in rows.groupby("labels")
     }
     what = {"drop": "lost after the peak", "peak": "gained at the peak"}[measure]
@@ -124,7 +115,7 @@ def slope_table(slopes: pd.DataFrame, alone: pd.Series, size: int) -> Table:
     verdicts = {place: "clear" if each else "no" for place, each in alone.items()}
     rows = [
         {"gold": names[row.judge], "reward models": TITLES[row.kind], "labels": f"{row.labels:,}"}
-        | claim_cells(row)
+        | claim_cells(row, "points")
         | {"among the judge's slopes": verdicts.get(place, "")}
         | {"by repeats alone": f"[{number(row.repeats_low)}, {number(row.repeats_high)}]"}
         for place, row in slopes.iterrows()
@@ -144,7 +135,7 @@ def matched_table(matched: pd.DataFrame, size: int) -> Table:
             "noisy less clean": f"{4 * row.labels:,} with 25 % flips less {row.labels:,} clean",
             "measure": MATCHED[row.claim],
         }
-        | claim_cells(row)
+        | claim_cells(row, "points")
         for _, row in matched.iterrows()
     ]
     caption = (
@@ -156,20 +147,11 @@ def matched_table(matched: pd.DataFrame, size: int) -> Table:
 def doubled_table(doubled: pd.DataFrame, size: int) -> Table:
     """Drop and peak by N(1 - 2e)^2, over all settings."""
     rows = [
-        {"reward models": TITLES[row.kind], "measure": DOUBLED[row.claim]} | claim_cells(row)
+        {"reward models": TITLES[row.kind], "measure": DOUBLED[row.claim]} | claim_cells(row, "points")
         for _, row in doubled.iterrows()
     ]
     caption = f"Points of win rate for each doubling of N(1 − 2e)², over all sizes and flips. Holm: of {size} claims."
     return Table.of(rows, caption, "What a doubling of the information changes")
-
-
-def claim_cells(row: pd.Series) -> dict[str, str]:
-    """What a row of a claim shows."""
-    return {
-        "points": text(row),
-        "p": "–" if math.isnan(row.chance) else f"{row.chance:.2g}",
-        "Holm": "clear" if row.holm else "no",
-    }
 
 
 def accuracy_table(accuracy: pd.DataFrame, note: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -53,10 +54,11 @@ def outcome_of(row: Row, expected: str, bound: float) -> str:
     return "held" if held else "failed" if failed else "open"
 
 
-def ends(row: Mapping[str, Any], name: str = "", missing: str = "") -> str:
-    """A mean with its interval, of the columns of `scarcity.estimate_cells`; `missing` where there is none."""
+def ends(row: Mapping[str, Any] | pd.Series, name: str = "", missing: str = "") -> str:
+    """A mean with its interval, if it has an error, of the columns of `scarcity.estimate_cells`; or `missing`."""
     start, value = f"{name}_" if name else "", row[name or "mean"]
-    return missing if value != value else interval_text(Interval(value, row[f"{start}low"], row[f"{start}high"], 0), "")
+    low, high = (math.nan if row[f"{start}error"] == 0 else row[f"{start}{end}"] for end in ("low", "high"))
+    return missing if value != value else interval_text(Interval(value, low, high, 0), "")
 
 
 def win_rate_table(rows: pd.DataFrame, setting: Callable[[Mapping[str, Any]], dict[str, str]], note: str) -> Table:
@@ -69,9 +71,10 @@ def win_rate_table(rows: pd.DataFrame, setting: Callable[[Mapping[str, Any]], di
     return Table.of([*lines.values()], f"In points of the win rate. {note}", "By win rate")
 
 
-def claim_cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """A claim's mean, p-value and whether it stays clear."""
-    return {"mean": ends(row), "p": f"{row['chance']:.2g}", "Holm": "clear" if row["holm"] else "no"}
+def claim_cells(row: Mapping[str, Any] | pd.Series, mean: str = "mean") -> dict[str, str]:
+    """A claim's mean, under this name, its p-value and whether it stays clear."""
+    chance = "–" if math.isnan(row["chance"]) else f"{row['chance']:.2g}"
+    return {mean: ends(row), "p": chance, "Holm": "clear" if row["holm"] else "no"}
 
 
 def prediction_table(told: Sequence[Outcome], size: int) -> Table:
