@@ -195,27 +195,30 @@ def build_hub_folder(family: str, folder: Path, *, reward: bool = False, seed: i
     return folder
 
 
+def build_byte_tokenizer(*special: str, bos: bool = True, **named: Any) -> Any:
+    """One token a byte, after the special ones; with `bos`, the one that is named so in front of a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(vocabulary)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    if bos:
+        pair = (named["bos_token"], vocabulary.index(named["bos_token"]))
+        backend.post_processor = processors.TemplateProcessing(single=f"{pair[0]} $A", special_tokens=[pair])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **named)
+
+
 def make_tiny_reward_model(folder: Path, *, num_labels: int = 1) -> Path:
     """Writes the folder of a reward model: two-layer LLaMA, random weights, byte-level tokenizer."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForSequenceClassification
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        clean_up_tokenization_spaces=False,
-    )
+    named = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = build_byte_tokenizer(*named.values(), **named, clean_up_tokenization_spaces=False)
     settings = LlamaConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,

@@ -107,10 +107,6 @@ def files(out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in kept}
 
 
-def weights(agent: ExpertIteration) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in agent.policy.model.named_parameters()}
-
-
 def small_quark(**changes: Any) -> QuarkConfig:
     """16 responses a step, the best 4 in updates of 2, two epochs."""
     settings: dict[str, Any] = {"total_steps": 2, "rollout_batch_size": 16, "minibatch_size": 2, "learning_rate": 1e-3}
@@ -176,8 +172,21 @@ def _by_path(agent: Any, config: Any, policy: Path, out: Path | None = None, *, 
     return agent(env, str(policy), config=settings, seed=seed, out=out)
 
 
-def _reward_modeling(policy: Path, out: Path | None = None, *, seed: int = 0) -> RewardModeling:
-    config = RewardModelingConfig(epochs=2, batch_size=2, learning_rate=1e-3, save_every=2)
+def make_wide(name: str, folder: Path, lora: Any = None, **changes: Any) -> Any:
+    """An agent whose batches hold all examples."""
+    settings: dict[str, Any] = {"learning_rate": 1e-2, "batch_size": 8, "epochs": 3, **changes}
+    if name == "reward":
+        return RewardModeling(folder, PREFERENCES, config=RewardModelingConfig(**settings), lora=lora)
+    policy = load_policy(folder, max_response_tokens=40, lora=lora)
+    if name == "ppo":
+        return PPO(make_env(8), policy, config=small_ppo(learning_rate=1e-2, **changes))
+    if name == "dpo":
+        return DPO(policy, PREFERENCES, config=DPOConfig(**settings))
+    return SFT(policy, DEMONSTRATIONS, config=SFTConfig(**settings))
+
+
+def _reward_modeling(policy: Path, out: Path | None = None, *, seed: int = 0, **changes: Any) -> RewardModeling:
+    config = RewardModelingConfig(epochs=2, batch_size=2, learning_rate=1e-3, save_every=2, **changes)
     return RewardModeling(policy, PREFERENCES, config=config, seed=seed, out=out)
 
 

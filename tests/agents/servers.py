@@ -16,49 +16,6 @@ from alpacafarm_env.agents.rollouts import Rollouts, ragged
 from alpacafarm_env.agents.sampling import sample
 from alpacafarm_env.judge_server import http
 
-
-class Server:
-    """Answers POSTs with what `reply(body, attempt)` returns: a status, a body (JSON-able, or bytes), headers."""
-
-    def __init__(self) -> None:
-        self.bodies, self.paths, self.keys = [], [], []
-        self.active = self.most_active = 0
-        self.lock = threading.Lock()
-        self.reply: Callable[[dict, int], tuple] = lambda body, attempt: (200, echo(body))
-        self._server = http.Server(http.json_app(http.threaded(self._respond)))
-        self.url, self.close = f"{self._server.url}/v1", self._server.close
-
-    def _respond(self, _: str, path: str, content: bytes, key: str) -> http.Response:
-        body = json.loads(content)
-        with self.lock:
-            self.bodies.append(body)
-            self.paths.append(path)
-            self.keys.append(key)
-            self.active += 1
-            self.most_active = max(self.most_active, self.active)
-            attempt = len(self.bodies)
-        status, said, *headers = self.reply(body, attempt)
-        with self.lock:
-            self.active -= 1
-        data = said if isinstance(said, bytes) else json.dumps(said).encode()
-        return http.Response(data, status, dict(*headers), media_type="application/json")
-
-
-def prompt_of(body: dict) -> str:
-    return body["messages"][-1]["content"] if "messages" in body else body["prompt"]
-
-
-def answer(text: object, reason: str = "stop", usage: object = None, kind: str = "chat") -> dict:
-    said = {"message": {"role": "assistant", "content": text}} if kind == "chat" else {"text": text}
-    choice = {"index": 0, "finish_reason": reason, **said}
-    return {"id": "1", "object": "x", "created": 0, "model": "m", "choices": [choice], "usage": usage}
-
-
-def echo(body: dict) -> dict:
-    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-    return answer(f"Re: {prompt_of(body)}", usage=usage, kind="chat" if "messages" in body else "completion")
-
-
 FIELDS = {
     *("model", "prompt", "max_tokens", "stop_token_ids", "ignore_eos", "seed", "n", "logprobs", "return_token_ids"),
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),

@@ -1,4 +1,4 @@
-"""Best-of-n: the agent on real policies. What follows from theory alone is in test_best_of_n_analysis.py."""
+"""Best-of-n: the agent on real policies, its estimates, and the KL of choosing."""
 
 import math
 from dataclasses import replace

@@ -8,7 +8,6 @@ import random
 import signal
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +173,6 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         checkpoints.load_weights(tmp_path, nn.Linear(2, 2))
 
 
-def contents(folder):
-    """But the model card, which says where the model comes from."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "README.md"}
-
-
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o000, 0o644), (0o027, 0o640), (0o077, 0o600)])
 def test_files_are_as_readable_as_the_umask_permits(llama, tmp_path, umask, mode):
@@ -194,8 +188,6 @@ def test_files_are_as_readable_as_the_umask_permits(llama, tmp_path, umask, mode
 
 DEADLINE_S = 300
 
-Job = Callable[[Path, Path, int], None]
-
 
 def result(out: Path) -> dict[str, bytes]:
     """Everything a finished run leaves that training decides."""
@@ -209,9 +201,9 @@ def num_steps(out: Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def kill_after(job: Job, policy_folder: Path, out: Path, total_steps: int, *, step: int, delay_s: float) -> bool:
+def kill_after(policy_folder: Path, out: Path, total_steps: int, *, step: int, delay_s: float) -> bool:
     """Start the run, SIGKILL it `delay_s` after `step` is on disk; False if it was done before."""
-    process = start(job, policy_folder, out, total_steps)
+    process = start(train_ppo, policy_folder, out, total_steps)
     deadline = time.monotonic() + DEADLINE_S
     while num_steps(out) < step and process.is_alive():
         assert time.monotonic() < deadline
@@ -222,31 +214,25 @@ def kill_after(job: Job, policy_folder: Path, out: Path, total_steps: int, *, st
     return process.exitcode == -signal.SIGKILL
 
 
-def finish(job: Job, policy_folder: Path, out: Path, total_steps: int) -> None:
-    process = start(job, policy_folder, out, total_steps)
+def finish(policy_folder: Path, out: Path, total_steps: int) -> None:
+    process = start(train_ppo, policy_folder, out, total_steps)
     process.join(DEADLINE_S)
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize(
-    ("job", "num_kills", "total_steps"),
-    [
-        pytest.param(train_ppo, 2, 5, id="short"),
-        pytest.param(train_ppo, 10, 25, id="full", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("num_kills", "total_steps"), [(2, 5), pytest.param(10, 25, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_if_it_had_not_been(
-    policy_folder: Path, tmp_path: Path, job: Job, num_kills: int, total_steps: int
+    policy_folder: Path, tmp_path: Path, num_kills: int, total_steps: int
 ) -> None:
-    finish(job, policy_folder, tmp_path / "whole", total_steps)
+    finish(policy_folder, tmp_path / "whole", total_steps)
     rng = random.Random(num_kills)
     steps = sorted(rng.sample(range(total_steps), num_kills))
     killed = [
-        kill_after(job, policy_folder, tmp_path / "killed", total_steps, step=step, delay_s=rng.uniform(0, 0.1))
+        kill_after(policy_folder, tmp_path / "killed", total_steps, step=step, delay_s=rng.uniform(0, 0.1))
         for step in steps
     ]
     assert sum(killed) >= num_kills - 1  # the last delay may outlive the run
-    finish(job, policy_folder, tmp_path / "killed", total_steps)
+    finish(policy_folder, tmp_path / "killed", total_steps)
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
     assert num_steps(tmp_path / "killed") == total_steps
     assert not list((tmp_path / "killed").glob(".checkpoint-*"))

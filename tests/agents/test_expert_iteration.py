@@ -14,8 +14,7 @@ import torch
 from agent_worlds import INSTRUCTIONS, Counting, Silent, files, read
 from agent_worlds import make_expert_iteration as make
 from agent_worlds import small_expert as small
-from tiny_worlds import ASCII, TEMPLATE, TEXTS, Share, build_llama, load_policy, say_more
-from transformers import PreTrainedTokenizerFast
+from tiny_worlds import ASCII, TEXTS, Share, load_policy, say_more
 
 from alpacafarm_env.agents.best_of_n import BestOfN, BestOfNConfig
 from alpacafarm_env.agents.expert_iteration import ExpertIteration, round_seed
@@ -153,15 +152,6 @@ def test_a_number_of_instructions_is_a_keyed_choice(policy_folder: Path) -> None
         make(policy_folder, instructions=())
 
 
-@pytest.fixture(scope="module")
-def whole(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> ExpertIteration:
-    """A run nothing happened to."""
-    policy = LanguageModel(build_llama(len(tokenizer)), tokenizer, TEMPLATE, max_response_tokens=4)
-    agent = make(policy, tmp_path_factory.mktemp("whole"))
-    agent.learn()
-    return agent
-
-
 def test_stored_chunks_are_not_sampled_again(policy_folder: Path, out: Path) -> None:
     first, second = Counting(), Counting()
     updates = make(policy_folder, out, oracle=first).updates()
@@ -183,12 +173,12 @@ def test_a_damaged_chunk_is_named(policy_folder: Path, out: Path) -> None:
         make(policy_folder, out)
 
 
-def test_what_decides_nothing_may_change(policy_folder: Path, out: Path, whole: ExpertIteration) -> None:
+def test_what_decides_nothing_may_change(policy_folder: Path, out: Path, tmp_path: Path) -> None:
     """As after running out of memory while sampling: fewer rows at once, and the same result."""
     next(make(policy_folder, out, config=small(sample_batch_size=16)).updates())
     make(policy_folder, out, config=small(sample_batch_size=3, act_temperature=0.0)).learn()
-    assert whole.out is not None
-    assert files(out) == files(whole.out)
+    make(policy_folder, tmp_path / "whole").learn()
+    assert files(out) == files(tmp_path / "whole")
     make(policy_folder, out, config=small(sft=replace(small().sft, save_every=1)))
 
 

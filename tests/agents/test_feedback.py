@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -264,13 +263,6 @@ def test_the_saved_folder_scores_the_same_as_an_oracle(policy_folder: Path, tmp_
     assert (tmp_path / "reward" / "prompt_template.json").is_file()
 
 
-def test_scores_do_not_depend_on_the_batch(policy_folder: Path) -> None:
-    agent = RewardModeling(policy_folder, PREFERENCES)
-    alone = [float(agent.score([text], [text])[0]) for text in TEXTS]
-    np.testing.assert_allclose(agent.score(TEXTS, TEXTS), alone, atol=1e-5)
-    assert agent.score([], []).shape == (0,)
-
-
 def test_a_unit_of_reward_can_be_the_spread_within_an_instruction(policy_folder: Path) -> None:
     agent = RewardModeling(policy_folder, PREFERENCES, device="cpu")
     asked = [text for text in TEXTS for _ in range(3)]
@@ -342,16 +334,6 @@ def test_an_adapter_and_its_head_learn_over_a_frozen_base(policy_folder: Path, t
     ):
         expected = (agent.score(TEXTS, TEXTS) - mean) / std
         np.testing.assert_allclose(oracle.score(TEXTS, TEXTS), expected, rtol=0, atol=1e-5)
-
-
-def test_peft_alone_reads_what_is_saved(policy_folder: Path, tmp_path: Path) -> None:
-    agent = RewardModeling(policy_folder, PREFERENCES, config=FIT, lora=LORA, device="cpu")
-    agent.learn()
-    agent.save(tmp_path)
-    model = peft.AutoPeftModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1).eval()
-    for instruction, response, expected in zip(TEXTS, TEXTS, agent.score(TEXTS, TEXTS), strict=True):
-        (ids,) = agent._encode([instruction], [response])
-        assert model(input_ids=torch.tensor([ids])).logits.item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_it_starts_from_an_adapter_and_its_base_as_from_a_whole_model(policy_folder: Path, tmp_path: Path) -> None:

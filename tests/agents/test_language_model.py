@@ -1,6 +1,7 @@
 """`LanguageModel`: text to tokens, sampling against scoring, roles, and folders."""
 
 import copy
+from dataclasses import replace
 
 import peft
 import pytest
@@ -17,7 +18,6 @@ from tiny_worlds import (
     generator,
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from alpacafarm_env.agents.language_model import LanguageModel
@@ -34,17 +34,6 @@ BUILT_IN_MEMORY = pytest.mark.filterwarnings("ignore:Could not find a config fil
 
 def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
-
-
-def lora_model(tokenizer):
-    model = peft.get_peft_model(build_llama(len(tokenizer)), copy.deepcopy(LORA))
-    return LanguageModel(model, tokenizer, TEMPLATE, max_response_tokens=16)
-
-
-def train_adapters(lm):
-    for name, parameter in lm.model.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(parameter, std=0.3, generator=generator(3))
 
 
 def test_prompt_is_bos_and_the_rendered_template(llama):
@@ -161,12 +150,11 @@ def test_bfloat16_weights_score_in_float32(tokenizer):
     assert rollouts.logprobs.dtype == lm.logprobs(rollouts).dtype == torch.float32
 
 
-@BUILT_IN_MEMORY
-def test_the_reference_of_trained_adapters_is_where_they_were(tokenizer, llama, tmp_path):
-    lm = lora_model(tokenizer)
+def test_the_reference_of_trained_adapters_is_where_they_were(policy_folder, llama, tmp_path):
+    lora = replace(LORA, init_lora_weights=False)
+    lm = LanguageModel.from_pretrained(policy_folder, lora=lora, max_response_tokens=16)
     with pytest.raises(RuntimeError, match="add_reference"):
         lm.logprobs(lm.as_rollouts(INSTRUCTIONS, RESPONSES), role="reference")
-    train_adapters(lm)
     trainable = [name for name, parameter in lm.model.named_parameters() if parameter.requires_grad]
     rollouts = lm.as_rollouts(INSTRUCTIONS, RESPONSES)
     start = lm.logprobs(rollouts).detach()

@@ -18,8 +18,10 @@ from alpacafarm_env.agents.api_policy import APIPolicyConfig
 from alpacafarm_env.agents.best_of_n import BestOfNConfig
 from alpacafarm_env.agents.dpo import DPOConfig
 from alpacafarm_env.agents.expert_iteration import ExpertIterationConfig
+from alpacafarm_env.agents.group_policy import GRPOConfig
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.loop import Loop, Resume, epoch_batch, keyed_generator
+from alpacafarm_env.agents.online_dpo import OnlineDPOConfig
 from alpacafarm_env.agents.ppo import PPOConfig
 from alpacafarm_env.agents.quark import QuarkConfig
 from alpacafarm_env.agents.reward_modeling import RewardModelingConfig
@@ -249,6 +251,8 @@ BAD: dict[Any, dict[str, tuple[object, ...]]] = {
         "kl_coef": (-0.1,),
     },
     DPOConfig: {"beta": (0.0,), "label_smoothing": (0.5,)},
+    OnlineDPOConfig: {"rollout_batch_size": (15,), "minibatch_size": (7,)},
+    GRPOConfig: {"num_generations": (3, 1), "minibatch_size": (7,), "kl_estimator": ("k4",)},
     BestOfNConfig: {"num_samples": (0,), "temperature": (0.0, NAN)},
     ExpertIterationConfig: {"num_samples": (0,), "learning_rate": (1e-3,)},  # it goes into sft=
     RewardModelingConfig: {"max_length": (1,), "eval_every": (-1,)},

@@ -3,27 +3,16 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from agent_worlds import DEMONSTRATIONS, PREFERENCES, RUNS
-from tiny_worlds import (
-    load_policy,
-    make_env,
-    small_ppo,
-)
+from agent_worlds import PREFERENCES, RUNS, make_wide
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from alpacafarm_env.agents import (
-    DPO,
-    PPO,
-    SFT,
-    DPOConfig,
     RewardModeling,
     RewardModelingConfig,
-    SFTConfig,
 )
 from alpacafarm_env.agents.memory import (
     USABLE,
@@ -36,10 +25,6 @@ from alpacafarm_env.agents.memory import (
 from alpacafarm_env.errors import NotEnoughMemoryError
 
 
-def reward_modeling(policy, **changes):
-    return RewardModeling(policy, PREFERENCES, config=RewardModelingConfig(batch_size=2, **changes))
-
-
 def state(agent):
     trained = agent.model if isinstance(agent, RewardModeling) else agent.policy.model
     return {name: value.detach().clone() for name, value in trained.named_parameters()}
@@ -47,10 +32,9 @@ def state(agent):
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "ppo", "quark", "reward_modeling"])
 def test_agents_learn_the_same_with_checkpointing(name, policy_folder):
-    make = {**RUNS, "reward_modeling": reward_modeling}[name]
     found = []
     for setting in (False, True):
-        agent = make(policy_folder, gradient_checkpointing=setting)
+        agent = RUNS[name](policy_folder, gradient_checkpointing=setting)
         layer = checkpointed_layers([agent.model if name == "reward_modeling" else agent.policy.model])[0]
         passes = []  # of a part: the layer's own hooks are called outside of the checkpoint or inside, as versions go
         layer.self_attn.register_forward_hook(lambda module, *_, seen=passes: seen.append(torch.is_grad_enabled()))
@@ -183,15 +167,7 @@ def test_other_errors_are_no_lack_of_memory():
 
 
 def trained(name, policy_folder):
-    policy = load_policy(policy_folder, max_response_tokens=40)
-    config = {"learning_rate": 1e-2, "batch_size": 8, "epochs": 2}
-    make = {
-        "sft": lambda: SFT(policy, DEMONSTRATIONS, config=SFTConfig(**config)),
-        "dpo": lambda: DPO(policy, PREFERENCES, config=DPOConfig(**config)),
-        "reward": lambda: RewardModeling(policy_folder, PREFERENCES, config=RewardModelingConfig(**config)),
-        "ppo": lambda: PPO(make_env(8), policy, config=replace(small_ppo(), micro_batch_tokens=None)),
-    }
-    agent = make[name]()
+    agent = make_wide(name, policy_folder)
     losses = [metrics["loss"] for metrics in agent.updates()]
     return agent._loop, losses
 

@@ -63,12 +63,3 @@ def test_chosen_and_rejected_answer_one_instruction(policy_folder: Path) -> None
         assert rollouts.instructions[chosen] == rollouts.instructions[rejected]
         assert scores[chosen] > scores[rejected]
     assert torch.unique(torch.cat([pairs.chosen, pairs.rejected])).numel() == 2 * len(pairs.chosen)
-
-
-def test_bad_sizes_are_named() -> None:
-    for changes, field in (
-        ({"rollout_batch_size": 15}, "rollout_batch_size"),
-        ({"minibatch_size": 7}, "minibatch_size"),
-    ):
-        with pytest.raises(ValueError, match=field):
-            OnlineDPOConfig(**{"rollout_batch_size": 16, "minibatch_size": 16, **changes})

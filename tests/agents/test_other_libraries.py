@@ -127,12 +127,6 @@ def folder(family, tmp_path):
     return build_hub_folder(family, tmp_path / "hub")
 
 
-def scores_of(folder, rows) -> list[float]:
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        return [model(torch.tensor([row])).logits.item() for row in rows]
-
-
 def library_ids(tokenizer, ask, *answer, **options) -> list[int]:
     messages = [{"role": "user", "content": str(ask)}, *({"role": "assistant", "content": text} for text in answer)]
     return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
@@ -181,8 +175,8 @@ def test_a_reward_model_reads_the_librarys_conversation(folder, tmp_path, eos):
     agent.learn()
     agent.save(tmp_path / "reward")
     asks, answers = [*ASKS, Instruction("Sum up.", "It sings.")], ["The robin", " the wren ", "No", "What?"]
-    rows = [library_ids(agent.tokenizer, x, y) for x, y in zip(asks, answers, strict=True)]
-    expected = pytest.approx(scores_of(tmp_path / "reward", rows), abs=1e-5)
+    pairs = zip(asks, answers, strict=True)
+    expected = pytest.approx(plain_scores(tmp_path / "reward", as_messages, pairs), abs=1e-5)
     assert agent.score(asks, answers).tolist() == expected
     assert RewardModel(tmp_path / "reward").score(asks, answers).tolist() == expected
 
@@ -235,7 +229,6 @@ def test_a_reward_model_of_a_hub_scores_as_its_card_computes_it(family, pad, tmp
     assert RewardModel(folder).score(TEXTS, ANSWERS).tolist() == pytest.approx(expected, abs=1e-5)
 
 
-FEW = [Preference(Instruction("Hi"), ("Hello", "No"), 1)]
 AUTO_MAP = {
     "AutoConfig": "code.Config",
     "AutoModelForCausalLM": "code.Model",
@@ -253,7 +246,7 @@ def step(**options: Any) -> None:
 READERS: dict[str, Callable[[Path, LanguageModel], object]] = {
     "policy": lambda folder, _: LanguageModel.from_pretrained(folder),
     "value": lambda folder, llama: ValueModel.from_pretrained(folder, policy=llama),
-    "reward_modeling": lambda folder, _: RewardModeling(folder, FEW),
+    "reward_modeling": lambda folder, _: RewardModeling(folder, PAIRS),
     "reward_model": lambda folder, _: RewardModel(folder).score(["Hi"], ["Hello"]),
     "environment": lambda folder, _: step(oracle={"reward_model": folder}),
     "token_environment": lambda folder, _: gym.make("AlpacaFarm-Token-v0", tokenizer=str(folder)),

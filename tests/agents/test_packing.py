@@ -1,32 +1,17 @@
 """Rows one behind the other, without pads: the numbers of padded ones, wherever a large model on a CPU reads rows."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from agent_worlds import DEMONSTRATIONS, PREFERENCES
-from tiny_worlds import LORA, load_policy, make_env, small_ppo
+from agent_worlds import make_wide
+from tiny_worlds import LORA, load_policy
 
-from alpacafarm_env.agents import DPO, PPO, SFT, DPOConfig, RewardModeling, RewardModelingConfig, SFTConfig, attention
+from alpacafarm_env.agents import attention
 from alpacafarm_env.agents.attention import packs
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.rollouts import micro_batches
-
-SETTINGS: dict[str, Any] = {"learning_rate": 1e-2, "batch_size": 8, "epochs": 3}
-
-
-def agent_of(name: str, folder: Path, **changes: Any) -> Any:
-    if name == "reward":
-        config = RewardModelingConfig(**{**SETTINGS, **changes})
-        return RewardModeling(folder, PREFERENCES, config=config, lora=LORA)
-    policy = load_policy(folder, max_response_tokens=40, lora=LORA)
-    if name == "ppo":
-        return PPO(make_env(8), policy, config=replace(small_ppo(), learning_rate=1e-2, value="adapter", **changes))
-    if name == "dpo":
-        return DPO(policy, PREFERENCES, config=DPOConfig(**{**SETTINGS, **changes}))
-    return SFT(policy, DEMONSTRATIONS, config=SFTConfig(**{**SETTINGS, **changes}))
 
 
 @pytest.fixture
@@ -48,10 +33,10 @@ def read_packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_it_learns_what_padded_rows_teach(
     name: str, changes: dict[str, Any], policy_folder: Path, read_packed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    padded = [metrics["loss"] for metrics in agent_of(name, policy_folder, **changes).updates()]
+    padded = [metrics["loss"] for metrics in make_wide(name, policy_folder, LORA, **changes).updates()]
     assert not read_packed  # a small model's numbers stay
     monkeypatch.setattr(attention, "SMALL", 0)
-    packed = [metrics["loss"] for metrics in agent_of(name, policy_folder, **changes).updates()]
+    packed = [metrics["loss"] for metrics in make_wide(name, policy_folder, LORA, **changes).updates()]
     assert max(read_packed) > 1
     assert len(set(padded)) > 1
     assert packed == pytest.approx(padded, rel=0.05 if "precision" in changes else 1e-3, abs=1e-4)

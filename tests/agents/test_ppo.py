@@ -1,4 +1,4 @@
-"""What agents take from an environment: responses without a score, and rewards of a wrong shape."""
+"""PPO: a bandit in closed form, its gradients and coefficients, and what agents take from an environment."""
 
 import math
 from dataclasses import replace
@@ -24,11 +24,9 @@ from tiny_worlds import (
     train_with_few_scores,
 )
 
-from alpacafarm_env import sandbox
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.ppo import PPO, PPOConfig, ppo_sums
 from alpacafarm_env.agents.rollouts import micro_batches
-from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.oracles import OracleError
 
 # Learning --------------------------------------------------------------------------------------------------------
@@ -238,20 +236,3 @@ def test_a_reward_for_all_is_not_taken_for_one_each(llama: LanguageModel) -> Non
 def test_a_wrapper_around_lists_of_infos_is_refused(llama: LanguageModel) -> None:
     with pytest.raises(ValueError, match="DictInfoToList"):
         PPO(gym.vector.VectorWrapper(DictInfoToList(make_env(16, Share(ASCII)))), llama, config=small_ppo())
-
-
-def test_live_rewards_train_as_those_in_process(tmp_path: Path) -> None:
-    sizes = {"rollout_batch_size": 32, "minibatch_size": 32, "num_epochs": 1, "max_response_tokens": 24}
-    config = replace(PPOConfig.sandbox(), total_steps=2, **sizes)
-
-    def trained(oracle: dict[str, Any]) -> list[dict[str, float]]:
-        modes = {"autoreset_mode": AutoresetMode.DISABLED, "oracle": oracle}
-        env = gym.make_vec("AlpacaFarm-Annotators-v0", num_envs=32, **modes)
-        agent = PPO(env, sandbox.POLICY, value_init=sandbox.REWARD_MODEL, config=config)
-        # Without what an oracle says of itself: its name at least differs.
-        return [{k: value for k, value in update.items() if not k.startswith("info/")} for update in agent.updates()]
-
-    with JudgeServer(seed=99) as server:
-        live = {"pool": "ann", "models": "sandbox", "base_url": server.base_url, "ledger": str(tmp_path / "ledger")}
-        assert trained({**live, "seed": 0}) == trained({"name": "annotators", "seed": 0})
-        assert server.stats()["answered"] > 16

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -22,16 +19,6 @@ from alpacafarm_env.agents.processes import Processes, float32_matmuls, join
 from alpacafarm_env.agents.sft import SFT, SFTConfig
 from alpacafarm_env.agents.sharding import Shards, chunk, local, make_shards
 from alpacafarm_env.errors import CheckpointError, WorldError
-
-MEET = "from alpacafarm_env.agents.processes import Processes\nProcesses().together(lambda: None)\n"
-
-
-def test_a_world_ends_well_as_soon_as_its_work_is_done(tmp_path: Path) -> None:
-    """Two of five worlds aborted at their exit while threads of gloo were left to the interpreter's end."""
-    (tmp_path / "meet.py").write_text(MEET)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, *torchrun, tmp_path / "meet.py"], env=environment, timeout=300, check=True)
 
 
 def test_a_process_that_was_not_joined_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

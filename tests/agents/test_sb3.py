@@ -77,10 +77,6 @@ def collect(agent):
     return agent.rollout_buffer
 
 
-def batch(observations):
-    return {key: torch.as_tensor(values) for key, values in observations.items()}
-
-
 def test_the_policy_says_what_the_model_says(make, settings, policy_folder):
     policy, model = PPO(env=make(), **settings).policy, LanguageModel.from_pretrained(policy_folder)
     rollouts = model.as_rollouts(INSTRUCTIONS[:1], ["A robin"])

@@ -10,7 +10,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agent_worlds import files
 from tiny_worlds import ASCII, INSTRUCTIONS, TEXTS, Share, TinyDataset, say_more
 
 from alpacafarm_env.agents import SFT, FeedME, RatingModeling, RewardModelingConfig, SFTConfig
@@ -105,16 +104,10 @@ def test_the_loss_is_the_squared_error_of_standardized_ratings(policy_folder: Pa
     assert {"eval/accuracy", "eval/loss", "grad_norm"} <= told.keys()
 
 
-def test_ratings_are_learned_and_a_resumed_run_is_the_same(policy_folder: Path, tmp_path: Path) -> None:
-    straight = fit(policy_folder, epochs=24, out=tmp_path / "straight")
-    told = straight.learn()
+def test_ratings_are_learned(policy_folder: Path) -> None:
+    told = fit(policy_folder, epochs=24).learn()
     assert told["loss"] < 0.1
     assert told["eval/accuracy"] == 1
-    for metrics in fit(policy_folder, epochs=24, out=tmp_path / "resumed").updates():
-        if metrics["step"] == 7:
-            break
-    fit(policy_folder, epochs=24, out=tmp_path / "resumed").learn()
-    assert files(tmp_path / "resumed") == files(tmp_path / "straight") != {}
 
 
 def test_ratings_without_a_difference_are_refused(policy_folder: Path) -> None:

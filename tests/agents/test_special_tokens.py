@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_models import build_byte_tokenizer
 from tiny_worlds import (
     BUILDERS,
     INSTRUCTIONS,
@@ -18,9 +19,8 @@ from tiny_worlds import (
     generator,
     load_policy,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from alpacafarm_env.agents.language_model import LanguageModel
 from alpacafarm_env.agents.prompts import (
@@ -41,12 +41,7 @@ MEDIA, RESERVED, FINETUNE = "<|image_pad|>", "<|reserved_special_token_0|>", "<|
 def build(*names, chat_template=CHATML, **named):
     """One token a byte, after ChatML's and `names`; `named` are roles."""
     special = ["</s>", "<|im_start|>", "<|im_end|>", *names]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate([*special, *alphabet])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **{"eos_token": "</s>", **named})
+    tokenizer = build_byte_tokenizer(*special, bos=False, **{"eos_token": "</s>", **named})
     tokenizer.add_special_tokens({"additional_special_tokens": special}, replace_extra_special_tokens=False)
     tokenizer.chat_template = chat_template
     return tokenizer

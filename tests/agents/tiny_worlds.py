@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import transformers
 from gymnasium.vector import AutoresetMode
+from hub_models import build_byte_tokenizer
 from numpy.typing import NDArray
 from peft import LoraConfig
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import (
     GPT2Config,
@@ -48,13 +48,7 @@ LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """One token a byte, after the three special ones; BOS in front of a text, as LLaMA's tokenizer does."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS.values(), *alphabet])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
+    return build_byte_tokenizer(*SPECIAL_TOKENS.values(), **SPECIAL_TOKENS)
 
 
 def build_llama(vocab_size: int, *, seed: int = 0, max_positions: int = 256, **settings: Any) -> LlamaForCausalLM:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from hub_models import build_byte_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -24,17 +25,12 @@ def own_data(tmp_path_factory) -> Path:
 def own_models(tmp_path_factory) -> tuple[Path, Path]:
     """Folders of a policy and a reward model of one layer with random weights and one byte-level tokenizer."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
     from alpacafarm_env.templates import PromptTemplate
 
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    alphabet = [*special.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    tokenizer = build_byte_tokenizer(*special.values(), bos=False, **special)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=16,
@@ -55,3 +51,25 @@ def own_models(tmp_path_factory) -> tuple[Path, Path]:
         tokenizer.save_pretrained(folder / name)
         PromptTemplate("Q: {instruction}\nIn: {input}\nA:", "Q: {instruction}\nA:").save(folder / name)
     return folder / "policy", folder / "reward_model"
+
+
+@pytest.fixture
+def options(own_data, own_models, tmp_path):
+    """The win-rate curve of one short step of eight responses, one seed, in this process."""
+    from alpacafarm_env.benchmarks.win_rate_curve.__main__ import WinRateCurveOptions
+
+    return WinRateCurveOptions(
+        out=tmp_path / "out",
+        seeds=1,
+        data=str(own_data),
+        policy=str(own_models[0]),
+        reward_model=str(own_models[1]),
+        preset="sandbox",
+        rollout_batch_size=8,
+        minibatch_size=4,
+        steps=1,
+        evaluate_every=1,
+        num_val=4,
+        num_eval=9,
+        processes=1,
+    )

@@ -71,7 +71,7 @@ def test_every_prompt_is_asked_once_and_alone():
         annotators(("gpt4_9",))
 
 
-def test_a_judge_that_always_takes_the_first_is_seen(folder):
+def test_a_judge_that_always_takes_the_first_is_seen_and_shown(folder, tmp_path):
     with WireServer(lambda seen, number: ok("Output (a)")) as server:
         rows = study(folder, server.url, "--pairs", "20", "--prompts", "gpt4_4")
     value = {figure: row.value for (_, figure), row in rows.items()}
@@ -81,6 +81,11 @@ def test_a_judge_that_always_takes_the_first_is_seen(folder):
     assert (value["prompt_tokens"], value["reply_tokens"]) == (7, 3)
     assert rows["gpt4_4", "both_orders_agree"].n == 10
     assert rows["gpt4_4", "parsed"].n == 20
+    stored = read_table(tmp_path / "out" / served.FILE)
+    shown = served.table(stored)
+    assert [line[0] for line in shown.rows] == ["gpt4_4"]
+    assert len(shown.rows[0]) == len(shown.header)
+    assert "gpt4_4" in served.finding(stored)
 
 
 def test_retries_and_replies_without_verdict_are_counted(folder):
@@ -123,12 +128,3 @@ def test_a_faulty_request_is_refused_at_once(spec, folder, capsys, monkeypatch):
     assert main(["--served", spec, "--data", str(folder), "--out", str(folder.parent / "out")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
     assert not (folder.parent / "out").exists()
-
-
-def test_the_page_shows_the_table_by_prompt(folder, tmp_path):
-    with WireServer(lambda seen, number: ok("Output (a)")) as server:
-        study(folder, server.url, "--pairs", "4", "--prompts", "gpt4_4")
-    shown = served.table(read_table(tmp_path / "out" / served.FILE))
-    assert [line[0] for line in shown.rows] == ["gpt4_4"]
-    assert len(shown.rows[0]) == len(shown.header)
-    assert "gpt4_4" in served.finding(read_table(tmp_path / "out" / served.FILE))

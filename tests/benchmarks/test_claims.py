@@ -77,27 +77,16 @@ def test_the_ranking_of_all_methods(tmp_path, capsys):
     assert spearmanr(*columns).statistic >= 0.9
 
 
-def accuracies(tmp_path, num):
-    folder = tmp_path / "accuracy"
-    options = reward_model_accuracy.AccuracyOptions(out=folder, num=num, seeds=1)
+@pytest.mark.parametrize(
+    ("num", "least", "apart"),
+    [
+        (600, 0.8 - 2 * math.sqrt(0.16 / 600), 0.0),  # two standard errors of a share
+        pytest.param(2000, 0.8, 2 * math.sqrt(0.5 / 2000), marks=pytest.mark.slow),  # of a difference, at most
+    ],
+)
+def test_the_clean_reward_model_is_right_on_four_of_five_fresh_pairs(tmp_path, capsys, num, least, apart):
+    options = reward_model_accuracy.AccuracyOptions(out=tmp_path, num=num, seeds=1)
     assert reward_model_accuracy.run(options) == 0
-    rows = [row for row in rows_of(folder) if row["subset"] == "all"]
-    return {row["judge"]: (float(row["accuracy"]), int(row["n"])) for row in rows}
-
-
-def assert_clean_is_right(found, clean, surrogate):
-    (accuracy, num), (noisy, _) = found[clean], found[surrogate]
-    assert accuracy >= 0.8
-    assert accuracy - noisy > 2 * math.sqrt(0.5 / num)  # two standard errors of a difference of shares, at most
-
-
-@pytest.mark.slow
-def test_the_clean_reward_model_is_right_on_four_of_five_fresh_pairs(tmp_path, capsys):
-    assert_clean_is_right(accuracies(tmp_path, 2000), "reward_model_clean", "reward_model")
-
-
-def test_reward_models_on_fewer_pairs(tmp_path, capsys):
-    found = accuracies(tmp_path, 600)
-    accuracy, num = found["reward_model_clean"]
-    assert accuracy > 0.8 - 2 * math.sqrt(0.16 / num)
-    assert accuracy - found["reward_model"][0] > 0
+    found = {row["judge"]: float(row["accuracy"]) for row in rows_of(tmp_path) if row["subset"] == "all"}
+    assert found["reward_model_clean"] >= least
+    assert found["reward_model_clean"] - found["reward_model"] > apart

@@ -12,7 +12,7 @@ from written import rows_of
 from alpacafarm_env.annotators import JudgeServer
 from alpacafarm_env.benchmarks.experiment.evaluation import SCORES, evaluate, judges_of, missing_at, subset
 from alpacafarm_env.benchmarks.experiment.own_judge import judge_content, judge_settings, make_own_judge
-from alpacafarm_env.benchmarks.win_rate_curve.__main__ import WinRateCurveOptions, run
+from alpacafarm_env.benchmarks.win_rate_curve.__main__ import run
 from alpacafarm_env.data import load_dataset
 from alpacafarm_env.errors import AlpacaFarmError, CheckpointError, DataError
 from alpacafarm_env.folders import hash_model
@@ -99,26 +99,6 @@ def held_out(own_models, tmp_path):
     weights["score.weight"] = -weights["score.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
-
-
-@pytest.fixture
-def options(own_data, own_models, tmp_path):
-    """One short step of eight responses, one seed, in this process."""
-    return WinRateCurveOptions(
-        out=tmp_path / "out",
-        seeds=1,
-        data=str(own_data),
-        policy=str(own_models[0]),
-        reward_model=str(own_models[1]),
-        preset="sandbox",
-        rollout_batch_size=8,
-        minibatch_size=4,
-        steps=1,
-        evaluate_every=1,
-        num_val=4,
-        num_eval=9,
-        processes=1,
-    )
 
 
 def test_a_reward_model_held_out_gives_the_share_above_the_reference(options, own_data, held_out, capsys):

@@ -1,7 +1,5 @@
 """The study of methods on one axis: its command in small, equal samples, and claims on curves that are made up."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from written import rows_of
@@ -9,9 +7,9 @@ from written import rows_of
 from alpacafarm_env.benchmarks.experiment.faults import CLEAN
 from alpacafarm_env.benchmarks.gold_axis import __main__ as gold_axis
 from alpacafarm_env.benchmarks.gold_axis.__main__ import AxisOptions, run
-from alpacafarm_env.benchmarks.gold_axis.analysis import Track, claims, gao, marks, measures, method_rows, tracks_of
+from alpacafarm_env.benchmarks.gold_axis.analysis import Track, claims, marks, measures, method_rows, tracks_of
 from alpacafarm_env.benchmarks.gold_axis.page import page
-from alpacafarm_env.benchmarks.gold_axis.runs import LABELLINGS, METHODS, AxisPlan, AxisSizes, TrainingSizes
+from alpacafarm_env.benchmarks.gold_axis.runs import LABELLINGS, METHODS, AxisSizes, TrainingSizes
 from alpacafarm_env.benchmarks.harness.page import read_table
 from alpacafarm_env.benchmarks.harness.stored import pack
 from alpacafarm_env.errors import UnknownNameError
@@ -72,20 +70,6 @@ def test_methods_draw_equally_many_samples():
     assert dict(full.changed("grpo"))["total_steps"] == full.steps[-1]
 
 
-def test_labellings_agree_with_gold_equally_often(tmp_path):
-    plans = {kind: AxisPlan(tmp_path, 0, replace(TINY, labels=(400,)), kind) for kind in LABELLINGS}
-    gold_axis.draw_pairs(plans[CLEAN], lambda update: None)
-    assert plans[CLEAN].fault.agreement == 1
-    assert plans[FLIPS].fault.agreement == pytest.approx(0.75, abs=0.005)
-    assert plans[FLIPS].fault.flip == pytest.approx(0.25, abs=0.07)  # a quarter of these very pairs
-    assert plans[LENGTH].fault.agreement == pytest.approx(0.75, abs=0.02)
-    assert plans[LENGTH].fault.strength > 0
-    names = {plan.reward_model(plan.setting).cell for plan in plans.values()} | {
-        p.run("ppo").cell for p in plans.values()
-    }
-    assert len(names) == 6
-
-
 def made_up(alpha, beta, *, speed=1.0, seeds=6, prompts=30, noise=0.02, seed=0):
     """A method whose gold is d (alpha - beta d) at d = sqrt(KL), and whose proxy grows with d."""
     rng, steps = np.random.default_rng(seed), np.arange(0, 13)
@@ -97,12 +81,6 @@ def made_up(alpha, beta, *, speed=1.0, seeds=6, prompts=30, noise=0.02, seed=0):
 
 def tracks(**methods):
     return {(CLEAN, name): track for name, track in methods.items()}
-
-
-def test_gao_s_parameters_come_back():
-    alpha, beta = gao(made_up(1.2, 0.3))
-    assert alpha.mean() == pytest.approx(1.2, abs=0.05)
-    assert beta.mean() == pytest.approx(0.3, abs=0.03)
 
 
 def test_peak_and_fall_are_those_of_the_curve():

@@ -10,8 +10,7 @@ import pytest
 from written import rows_of
 
 from alpacafarm_env.benchmarks import leaderboard
-from alpacafarm_env.benchmarks.leaderboard import CONTROLLED, compare, main, replay, reproduced
-from alpacafarm_env.data import RecordedDataset
+from alpacafarm_env.benchmarks.leaderboard import CONTROLLED, compare, main, reproduced
 from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.statistics import LEADERBOARD_COLUMNS as COLUMNS
 
@@ -76,12 +75,6 @@ def publish(path, rows):
         writer = csv.DictWriter(file, ["", *COLUMNS[1:]])
         writer.writeheader()
         writer.writerows({"": name, **row} for name, row in rows.items())
-
-
-def test_replayed_credits_are_the_stored_ones(bundle):
-    dataset = RecordedDataset(bundle)
-    for name in OUTPUTS:
-        np.testing.assert_array_equal(replay(dataset, name), dataset.judgements(name))
 
 
 def test_the_command_writes_table_manifest_figure_and_report(bundle, tmp_path, capsys):

@@ -154,12 +154,6 @@ def test_bad_options_are_named(tmp_path, changes, expected):
         command.run(MethodRankingOptions(**{"out": tmp_path, **changes}))
 
 
-def test_quick_changes_the_defaults_that_are_not_given():
-    quick, full = (MethodRankingOptions.parse(given) for given in (["--quick", "--num-eval", "50"], ["--out", "quick"]))
-    assert (quick.quick, quick.seeds, quick.num_eval, quick.folder("x").name) == (True, 1, 50, "x-quick")
-    assert (full.quick, full.seeds, full.num_eval) == (False, 3, 805)
-
-
 WINS = {
     "gpt4": [(80, 70), (80, 71), (80, 69)],
     "ppo": [(60, 55), (66, 59), (60, 57)],

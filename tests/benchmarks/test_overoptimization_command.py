@@ -16,10 +16,9 @@ from alpacafarm_env.benchmarks.experiment.treatments import TREATMENTS
 from alpacafarm_env.benchmarks.harness import sources
 from alpacafarm_env.benchmarks.harness.stored import cell_file
 from alpacafarm_env.benchmarks.overoptimization import __main__ as overoptimization
-from alpacafarm_env.benchmarks.overoptimization import page as overoptimization_page
 from alpacafarm_env.benchmarks.overoptimization.__main__ import OveroptimizationOptions, make_plans, settings
 from alpacafarm_env.benchmarks.overoptimization.analysis import COLUMNS
-from alpacafarm_env.errors import CheckpointError, UnknownNameError
+from alpacafarm_env.errors import CheckpointError
 
 TINY = replace(overoptimization_worlds.TINY, num_samples=4, steps=(0, 1, 2))
 OWN = '''from gymnasium.vector import VectorWrapper
@@ -34,12 +33,6 @@ class ShortAnswers(VectorWrapper):
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         excess = (infos["response_length"] - 30).clip(0)
         return observations, rewards - 0.02 * excess, terminated, truncated, infos
-
-
-class Negated(VectorWrapper):
-    def step(self, actions):
-        observations, rewards, *rest = self.env.step(actions)
-        return observations, -rewards, *rest
 
 
 TREATMENT = Treatment("short_answers", "25 % flips, long answers cost", flip=0.25, wrap=ShortAnswers)
@@ -57,11 +50,6 @@ def own(tmp_path, monkeypatch):
 def options_of(out, *treatments, **changes):
     given = {"out": out, "treatments": treatments, "seeds": 1, "processes": 1, "sizes": TINY}
     return OveroptimizationOptions(**{**given, **changes})
-
-
-@pytest.fixture
-def no_figures(monkeypatch):
-    monkeypatch.setattr(overoptimization_page, "draw_figures", lambda *args: {})
 
 
 def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, own, capsys, monkeypatch):
@@ -99,21 +87,17 @@ def test_a_wrapper_of_one_s_own_joins_by_name_and_nothing_runs_twice(tmp_path, o
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_a_treatment_that_is_edited_is_run_anew(tmp_path, own, monkeypatch):
-    out = tmp_path / "out"
-
-    def proxies(source):
+    def cells(source):
         (tmp_path / "short_answers_of_mine.py").write_text(source)
         monkeypatch.delitem(sys.modules, "short_answers_of_mine", raising=False)  # as another call
-        assert overoptimization.run(options_of(out, own, methods=("best_of_n",))) == 0
-        return [float(row["proxy"]) for row in rows_of(out)]
+        runs = make_plans(options_of(tmp_path / "out", own))
+        return {run.cell for run in runs}, {model.cell for run in runs for model in run.members}
 
-    before, dearer = proxies(OWN), proxies(OWN.replace("- 0.02 *", "- 20 *"))
-    assert all(two < one - 1 for one, two in zip(before, dearer, strict=True))
-    assert proxies(OWN) == before
-    assert len(list((out / "cells").glob("short_answers-*-best_of_n-seed-0.json"))) == 2
-    assert len(list((out / "cells").glob("reward-model*"))) == 1
+    (before, models), (after, same) = cells(OWN), cells(OWN.replace("- 0.02 *", "- 20 *"))
+    assert not before & after
+    assert models == same
+    assert cells(OWN)[0] == before
 
 
 def test_a_cell_that_fails_leaves_the_others_and_a_status(tmp_path, own, capsys, monkeypatch):
@@ -177,19 +161,8 @@ def test_quick_changes_the_defaults_that_are_not_given():
     assert len(OveroptimizationOptions().specs) == len(TREATMENTS)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"seeds": 0}, {"processes": 0}, {"data": "x"}, {"methods": ()}],
-)
+@pytest.mark.parametrize("changes", [{"data": "x"}, {"methods": ()}])
 def test_bad_options_are_named(changes):
     (name,) = changes
     with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}: expected"):
         OveroptimizationOptions(**changes)
-
-
-def test_a_name_is_taken_once(tmp_path, monkeypatch):
-    (tmp_path / "taken_treatment.py").write_text(OWN.replace('"short_answers"', '"ann"'))
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnknownNameError, match="got 'ann', which is taken"):
-        overoptimization.run(options_of(tmp_path / "out", "taken_treatment:TREATMENT"))
-    assert not (tmp_path / "out").exists()

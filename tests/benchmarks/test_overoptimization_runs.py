@@ -289,8 +289,8 @@ def test_the_kl_is_that_of_the_sampled_responses():
     instructions = sandbox.SANDBOX.instructions("eval")[:4]
 
     def both():
-        rollouts = policy.generate(instructions, generator=keyed_generator(0, "x"), num_samples=40, temperature=1.0)
-        return exact_response_kl(policy, rollouts, 1.0), sequence_kl(policy, rollouts, 1.0).numpy()
+        rollouts = policy.generate(instructions, generator=keyed_generator(0, "x"), num_samples=40, temperature=0.7)
+        return exact_response_kl(policy, rollouts, 0.7), sequence_kl(policy, rollouts, 0.7).numpy()
 
     assert (both()[0] == 0).all()
     policy.model.lm_head.weight.data *= 1.1

@@ -12,7 +12,7 @@ from alpacafarm_env.benchmarks.harness.page import read_table
 from alpacafarm_env.benchmarks.real_policy import curves, sampling
 from alpacafarm_env.benchmarks.real_policy.__main__ import RealPolicyOptions, cells_of, run
 from alpacafarm_env.benchmarks.real_policy.page import TABLES, page
-from alpacafarm_env.benchmarks.real_policy.plan import Plan, Sizes, world_of
+from alpacafarm_env.benchmarks.real_policy.plan import Sizes, world_of
 from alpacafarm_env.data.recorded import reference_digest
 from alpacafarm_env.errors import CheckpointError, DataError
 from alpacafarm_env.seeding import keyed_rng
@@ -116,12 +116,6 @@ def test_no_instruction_reaches_a_stored_table(finished):
         assert not [each for each in ASKED if str(each) in table]
 
 
-def test_a_finished_study_runs_no_cell_again(finished, monkeypatch):
-    options, _ = finished
-    monkeypatch.setattr("alpacafarm_env.benchmarks.real_policy.sampling.load_policy", None)
-    assert run(options) == 0
-
-
 def test_parts_before_their_needs_are_refused(options):
     with pytest.raises(DataError):
         run(replace(options, parts=("curves",)))
@@ -174,21 +168,6 @@ def test_proxies_are_judged_on_other_instructions(finished):
         assert len(made.learned) == len(made.places)
 
 
-def test_states_are_means_over_response_tokens(options):
-    import torch
-
-    plan, world = replace(options.plan, precision="float32"), world_of(options.plan)
-    texts = ["A rose.", "A rose looks red and thorny."]
-    found = sampling.pooled_states(plan, world.instructions[:2], texts, 12)
-    policy = sampling.load_policy(plan.policy, 12, plan.precision)
-    for row, text in enumerate(texts):
-        rollouts = policy.as_rollouts(world.instructions[row : row + 1], [text])
-        ids = torch.cat([rollouts.prompt_tokens, rollouts.tokens])[None]
-        with torch.no_grad():
-            hidden = policy.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
-        np.testing.assert_allclose(found[row], hidden[len(rollouts.prompt_tokens) :].mean(0), rtol=1e-4, atol=1e-5)
-
-
 def test_a_real_fall_is_found_and_sized():
     rng, ns = np.random.default_rng(0), curves.ns_of(64)
     shape = np.interp(np.arange(len(ns)), [0, 6, len(ns) - 1], [0.0, 0.5, 0.2])
@@ -213,12 +192,6 @@ def test_a_folder_of_another_policy_is_refused(finished, own_models):
         run(replace(options, policy=str(own_models[1])))
     with pytest.raises(DataError):
         run(replace(options, policy=""))
-
-
-def test_the_full_study_has_cells_of_minutes(options):
-    plan = Plan(options.out, None, "policy", Sizes())
-    assert [len(each) for each in plan.blocks()] == [200, 300, 360]
-    assert max(map(len, plan.chunks())) * plan.sizes.block <= 512
 
 
 def test_tiers_of_ones_own_are_checked(options):

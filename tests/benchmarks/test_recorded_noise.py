@@ -14,7 +14,6 @@ from alpacafarm_env.benchmarks.harness.stored import pack, unpack
 from alpacafarm_env.benchmarks.recorded_noise.__main__ import NAME, RecordedNoiseOptions, run
 from alpacafarm_env.benchmarks.recorded_noise.page import page
 from alpacafarm_env.benchmarks.recorded_noise.runs import (
-    KINDS,
     Prepared,
     curves,
     numbers_for,
@@ -64,22 +63,9 @@ def test_the_command_writes_tables_figures_and_page(finished, capsys):
     assert page(finished).findings == manifest["facts"]["findings"]
 
 
-def test_rows_do_not_depend_on_the_number_of_processes(finished, folder, tmp_path):
-    assert run(options(folder, tmp_path, processes=2, seeds=1)) == 0
-    for kind in KINDS:
-        cell = f"cells/{kind}-repeat-0.json"
-        assert (tmp_path / cell).read_bytes() == (finished / cell).read_bytes()
-    assert read_table(tmp_path / "accuracy.csv").equals(read_table(finished / "accuracy.csv"))
-
-
 def test_a_folder_without_a_second_judge_has_one_gold(tmp_path):
     folder = make_folder(tmp_path / "data", other=False)
-    assert (
-        run(
-            RecordedNoiseOptions(data=str(folder), out=tmp_path / "out", labels=(20,), quick=True, seeds=1, processes=1)
-        )
-        == 0
-    )
+    assert run(options(folder, tmp_path / "out", labels=(20,), seeds=1, processes=1)) == 0
     assert set(read_table(tmp_path / "out" / "table.csv").judge) == {"own"}
 
 
@@ -115,11 +101,6 @@ def test_a_curve_begins_at_the_uniform_choice(prepared):
     assert rows["own"]["kl"][0] == pytest.approx(0)
     assert np.all(np.diff(rows["own"]["proxy"]) > 0)
     assert np.all(np.diff(rows["own"]["kl"]) > 0)
-
-
-def test_packed_tables_come_back():
-    table = np.random.default_rng(0).random((7, 3))
-    np.testing.assert_allclose(unpack(pack(table), 3), table, atol=1e-6)
 
 
 def test_curves_end_at_the_last_candidate():

@@ -158,10 +158,8 @@ def test_measures_are_finite_and_know_their_instruction():
     assert np.isfinite(found).all()
     assert measures("x", texts[1])["has a list"]
     assert measures("x", texts[2])["refusal"]
-    assert (
-        measures("Make a list", texts[1])["instruction's words used"]
-        > measures("Speak", texts[1])["instruction's words used"]
-    )
+    used = [measures(asked, texts[1])["instruction's words used"] for asked in ("Make a list", "Speak")]
+    assert used[0] > used[1]
 
 
 def test_components_are_those_of_the_texts_fitted_on():

@@ -4,7 +4,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from equality import assert_same
-from gymnasium.envs.registration import EnvSpec
 
 from alpacafarm_env import wrappers
 from alpacafarm_env.data.files import read_records
@@ -92,14 +91,6 @@ def test_what_was_scored_is_kept_as_an_agents_rollouts(tiny_dataset, tmp_path):
     assert [row["response"] for row in rows[3:]] == TEXTS[:3]
     assert [row["score"] for row in rows[3:]] == [11, 3, 18]
     assert [row["info"]["short_reward"] for row in rows[3:]] == [-11, -3, -18]
-
-
-def test_it_is_named_by_the_spec(tmp_path):
-    (tmp_path / "val.json").write_text('[{"instruction": "Say one."}]')
-    env = gym.make("AlpacaFarm-PPO-v0", dataset=str(tmp_path), split="val", oracle="constant")
-    made = gym.make(EnvSpec.from_json(wrappers.RewardAudit(env, seconds={"other": "constant"}).spec.to_json()))
-    made.reset(seed=0)
-    assert made.step("hello")[4]["other_reward"] == 0.0
 
 
 def test_token_environments_report_it_where_episodes_end():

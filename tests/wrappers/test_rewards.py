@@ -1,5 +1,7 @@
 """Reward wrappers, single and batched: who decides, who is asked, and that nothing else changes."""
 
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -14,10 +16,7 @@ from alpacafarm_env.errors import DataError, UnknownNameError
 from alpacafarm_env.oracles import Constant
 from alpacafarm_env.wrappers import vector
 
-NAMES = (
-    *("SurrogateReward", "EnsembleReward", "AnnotatorReward", "WinRateReward", "GoldReward", "AddScore"),
-    "RewardAudit",
-)
+NAMES = sorted(set(wrappers.__all__) - {"vector"})
 REQUIRED = {"EnsembleReward": {"oracles": ["constant"]}}
 
 
@@ -35,15 +34,6 @@ class Longer:
 
     def __deepcopy__(self, memo):
         return self
-
-
-class Unsure:
-    """Never has a verdict."""
-
-    name = "unsure"
-
-    def score(self, instructions, responses):
-        return np.full(len(responses), np.nan)
 
 
 class Form:
@@ -175,18 +165,20 @@ def test_the_spec_survives_json(tmp_path):
     ensemble = wrappers.EnsembleReward(plain, oracles=members, combine="uwo", weight=0.1)
     surrogate = wrappers.SurrogateReward(plain, oracle={"name": "constant", "value": 2.0})
     scored = wrappers.AddScore(surrogate, key="third", oracle="constant")
-    for made, expected in ((plain, 0.0), (ensemble, 2.5 - 0.1 * 1.5**2), (scored, 2.0)):
+    audited = wrappers.RewardAudit(scored, seconds={"other": "constant"})
+    for made, expected in ((plain, 0.0), (ensemble, 2.5 - 0.1 * 1.5**2), (audited, 2.0)):
         again = gym.make(EnvSpec.from_json(made.spec.to_json()))
         assert type(again) is type(made)
         again.reset(seed=0)
         _, reward, *_, info = again.step("hello")
         assert reward == pytest.approx(expected, rel=1e-12)
-    assert info["third"] == 0.0
+    assert info["third"] == info["other_reward"] == 0.0
 
 
 def test_specs_copy_no_oracle(tiny_dataset):
     env = gym.make("AlpacaFarm-PPO-v0", dataset=tiny_dataset, oracle="constant")
-    unsure = Unsure()  # says nothing of how it is to be copied
+    # It says nothing of how it is to be copied.
+    unsure = SimpleNamespace(name="unsure", score=lambda instructions, responses: np.zeros(len(responses)))
     spec = wrappers.SurrogateReward(env, oracle=unsure).spec
     assert spec.additional_wrappers[-1].kwargs["oracle"] is unsure
     wrapped = wrappers.SurrogateReward(env, oracle=Constant(3.0))
