@@ -28,7 +28,7 @@ BUDGETS = {
     "wrappers": 177,
     "benchmarks": 8_645,
     "examples": 432,
-    "tests": 20_084,
+    "tests": 19_709,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

@@ -23,19 +23,14 @@ SHORT = {
     "trl_grpo": "--steps 2 --batch-size 8 --num-eval 8",
 }
 WRITTEN = {
-    "gym_grpo": set(),
-    "live_judge": set(),
     "own_data": {
         *(f"own_data/data/{split}.json" for split in ("sft", "preference", "eval")),
         *(f"own_data/{when}.json" for when in ("before", "sft", "dpo")),
         "own_data/policy/model.safetensors",
     },
-    "ratings": set(),
     "reinforce": {"reinforce.png"},
     "sb3_ppo": {"sb3_ppo.monitor.csv"},
-    "self_rewarding": set(),
     "swap_rewards": {"swap_rewards.png"},
-    "trl_grpo": set(),
 }
 each_example = pytest.mark.parametrize("name", SHORT)
 
@@ -72,7 +67,7 @@ def test_in_short(name, run, tmp_path):
     assert len(run(name, SHORT[name])) >= 2
     results = tmp_path / "results"
     found = {path.relative_to(results).as_posix() for path in results.rglob("*") if path.is_file()}
-    assert found >= WRITTEN[name]
+    assert found >= WRITTEN.get(name, set())
     assert {path.name for path in tmp_path.iterdir()} <= {"results"}
 
 

@@ -114,12 +114,12 @@ def unequal_pairs(count=400):
     return [row.instruction for row in rows], *zip(*(row.responses for row in rows), strict=True)
 
 
-def builder(folder):
+def builder(folder, kind=AnnotatorPool):
     """A function that makes a pool that asks a server; its ledger is in the folder."""
 
-    def build(server, pool="alpaca_farm", **options):
+    def build(server, pool=None, **options):
         defaults = {"base_url": server.base_url, "ledger": folder / "ledger.sqlite", "api_key": "sk-test"}
-        return AnnotatorPool(pool, options.pop("models", "sandbox"), **{**defaults, **options})
+        return kind(pool, options.pop("models", "sandbox"), **{**defaults, **options})
 
     return build
 

@@ -1,24 +1,19 @@
-"""What tests do with a ledger, and processes that ask a toy server through one.
+"""What tests do with a ledger, and processes that spend through one.
 
-Run as a script: `python ledger_calls.py '{"task": "ask", ...}'`; it forks `processes` times. The server bills by
-appending to a file of its own before it answers, as a real one would: what the client does with the answer, or whether
-it still lives, does not matter to it.
+Run as a script: `python ledger_calls.py '{"processes": 2, ...}'`; it forks so many times. What a server would bill is
+appended to a file before the answer is there, as a real one does: whether the client still lives does not matter to it.
 """
 
-import hashlib
 import json
 import multiprocessing
 import os
-import queue
 import random
 import sqlite3
 import subprocess
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,14 +110,6 @@ def finish(process, timeout=120):
     assert not err, err.decode()
 
 
-def question_keys(count, first=0):
-    return [hashlib.sha256(b"%d" % index).hexdigest() for index in range(first, first + count)]
-
-
-def true_label(key):
-    return int(key[-1], 16) % 2
-
-
 def append(path, line):
     """One write of one line to a file that many processes append to: whole or not there."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -134,46 +121,6 @@ def append(path, line):
 
 def lines(path):
     return Path(path).read_text().splitlines() if Path(path).exists() else []
-
-
-def billed(path):
-    """How often each key was billed."""
-    return Counter(line.split()[0] for line in lines(path))
-
-
-def serve(settings, key, nanodollars=1):
-    """The toy server: bills first, then thinks, then answers."""
-    append(settings["bills"], f"{key} {nanodollars}")
-    time.sleep(settings["latency_s"])
-    return json.dumps({"label": true_label(key), "padding": key * 8})
-
-
-def ask(settings):
-    """Answers all questions with 8 threads or so, as the ledger's documentation says, and acknowledges each."""
-    ledger = Ledger(settings["store"], lease_s=settings["lease_s"])
-    owner, keys = ledger.new_owner(), question_keys(settings["count"], settings["first"])
-    random.Random(settings["order"]).shuffle(keys)
-    print("ready", flush=True)
-    while missing := sorted(set(keys) - set(lookup(ledger, *keys))):
-        # At random: the first of them may all be someone else's, while further on there is work.
-        mine = claim(ledger, random.sample(missing, min(len(missing), settings["batch"])), owner)
-        waiting = queue.SimpleQueue()
-        for key in mine:
-            waiting.put(key)
-        together(settings["threads"], partial(_ask_some, ledger, waiting, settings))
-        ledger.do(sql.release, owner).result()
-        if not mine:
-            time.sleep(0.02)
-    ledger.close()
-
-
-def _ask_some(ledger, waiting, settings, _index):
-    with suppress(queue.Empty):
-        while True:
-            key = waiting.get_nowait()
-            attempt = begin(ledger, f"request {key}", 0.01).result()
-            succeed(ledger, attempt, [key], serve(settings, key), 0.001).result()
-            append(settings["acknowledged"], key)
 
 
 def spend(settings):
@@ -189,20 +136,19 @@ def _spend_some(ledger, settings, name):
         for number in range(100_000):
             key, nano = f"{name}/{number}", rng.randint(reserve // 4, reserve)
             attempt = begin(ledger, key, reserve / 1e9, settings["budget"]).result()
-            raw = serve(settings, key, nano)
-            lost = rng.random() < 0.1
-            (fail(ledger, attempt, state="unknown") if lost else succeed(ledger, attempt, [], raw, nano / 1e9)).result()
+            append(settings["bills"], f"{key} {nano}")
+            time.sleep(settings["latency_s"])
+            lost, usd = rng.random() < 0.1, nano / 1e9
+            (fail(ledger, attempt, state="unknown") if lost else succeed(ledger, attempt, [], cost_usd=usd)).result()
 
 
 def main():
     settings = json.loads(sys.argv[1])
-    task = {"ask": ask, "spend": spend}[settings["task"]]
-    runs = [{**settings, "order": n, "first": n * settings.get("step", 0)} for n in range(settings.get("processes", 0))]
-    children = [FORK.Process(target=task, args=(each,)) for each in runs]
+    children = [FORK.Process(target=spend, args=(settings,)) for _ in range(settings["processes"])]
     for child in children:
         child.start()
     if not children:
-        task(settings)
+        spend(settings)
     for child in children:
         child.join()
     sys.exit(any(child.exitcode for child in children))

@@ -12,8 +12,6 @@ from alpacafarm_env.annotators import config
 from alpacafarm_env.annotators.config import ModelConfig, PoolConfig, load_models, load_pool, load_prompt, names
 from alpacafarm_env.errors import PoolError
 
-# Dubois et al. 2023's annotators: role, format, layout, turns, sizes of the batches of examples, pairs asked at once,
-# longest reply, characters of the prompt.
 GOOD = {"name": "quick", "role": "chatgpt", "prompt": "chatgpt_4", "max_tokens": 20}
 
 

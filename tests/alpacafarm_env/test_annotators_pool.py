@@ -1,8 +1,7 @@
 """The pool over HTTP against the sandbox's annotators: its verdicts; what is sent, kept, counted and shown."""
 
 import asyncio
-import json
-from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,16 +10,15 @@ from judge_requests import SINGLE, chances, cut, truth
 
 from alpacafarm_env import errors
 from alpacafarm_env.annotators import served as asking
-from alpacafarm_env.annotators.config import PoolConfig, load_pool
+from alpacafarm_env.annotators.config import PoolConfig
 from alpacafarm_env.annotators.pool import AnnotatorPool, make_pool
 from alpacafarm_env.annotators.prompts import Item
 from alpacafarm_env.errors import PermanentAPIError, UnparsableVerdictError
 from alpacafarm_env.judge_server.server import JudgeServer
-from alpacafarm_env.llm.client import Client, ClientConfig
+from alpacafarm_env.llm.client import Client
 from alpacafarm_env.llm.ledger import Ledger
 from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.oracles import Flip
-from alpacafarm_env.oracles.judges import KeyedDraws
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +61,6 @@ def test_a_swapped_pair_costs_nothing(server, asked, make, pairs):
     assert asked() == 0
     np.testing.assert_array_equal(again.scores[::-1], 1 - first.scores)
     assert again.details["cached"].all()
-
-
-def test_the_pool_draws_each_annotator_and_batches_its_pairs(server, asked, make, pairs):
-    """And another seed is another opinion."""
-    verdicts = make(server).judge(*pairs)
-    members = load_pool("alpaca_farm").annotators
-    counts = Counter(verdicts.details["annotator"].tolist())
-    assert set(counts) == {member.name for member in members}
-    assert asked() == sum(-(-counts[member.name] // member.batch_size) for member in members)
-    drawn = KeyedDraws(0, load_pool("alpaca_farm").stream).annotators(list(zip(*pairs, strict=True)), 13)
-    assert verdicts.details["annotator"].tolist() == [members[index].name for index in drawn]
-    other = make(server, seed=1).compare(*cut(pairs, 150))
-    assert 0.1 < (verdicts.scores[:150] != other).mean() < 0.6
 
 
 def test_eval_and_ann_share_their_answers(server, asked, make, pairs, tmp_path):
@@ -125,22 +110,6 @@ def test_a_better_parser_reads_what_was_paid_for(server, asked, make, pairs, mon
     assert truth(verdicts, *rows).all()
 
 
-def test_a_failed_request_leaves_its_rows_unscored(make, pairs):
-    rows = cut(pairs, 40)
-    with FaultyJudgeServer({"server_error": 0.3}) as server:
-        pool = make(server, SINGLE)
-        pool.limits = ClientConfig(max_attempts=1)
-        verdicts = pool.judge(*rows)
-        missing = np.isnan(verdicts.scores)
-        assert 0 < missing.mean() < 0.7
-        assert all(reason.startswith("TransientAPIError") for reason in verdicts.details["unscored_reason"][missing])
-        before = server.stats()["requests"]
-        again = pool.judge(*rows)
-        # Failures are no answers: they are asked again, and nothing else is.
-        assert server.stats()["requests"] - before == missing.sum()
-    assert np.array_equal(again.scores[~missing], verdicts.scores[~missing])
-
-
 def test_no_request_shows_a_pair_in_both_orders(pairs, tmp_path, monkeypatch):
     """There the judge would see the contradiction."""
     with JudgeServer() as server:
@@ -169,15 +138,6 @@ def test_a_pool_with_a_prompt_of_ones_own(server, make, pairs, tmp_path):
     # Where the order hardly matters, it is what the sandbox's annotator of that name says.
     clear = np.abs(likelier - 0.5) > 0.2
     assert np.array_equal(verdicts.scores[clear] == 1, likelier[clear] > 0.5)
-
-
-def test_a_wrong_key_ends_the_call_at_once(make, pairs):
-    rows = cut(pairs, 100)
-    with JudgeServer(api_key="sk-right") as server:
-        with pytest.raises(errors.PermanentAPIError, match="key"):
-            make(server, SINGLE, max_concurrency=4).judge(*rows)
-        assert server.stats()["requests"] <= 5
-        assert not np.isnan(make(server, SINGLE, api_key="sk-right").compare(*rows)).any()
 
 
 def test_an_interrupt_frees_what_was_claimed(make, pairs):
@@ -220,40 +180,19 @@ def test_a_users_error_loses_no_paid_answer(make, pairs):
         assert (total.unknown, total.running) == (0, 0)
 
 
-def test_the_ledger_holds_every_attempt_and_no_key(make, pairs, tmp_path):
-    key = "sk-canary-1234567890abcdef"
-    rates = {"server_error": 0.2, "content_filter": 0.2, "null_content": 0.1}
-    with FaultyJudgeServer(rates) as server:
-        pool = make(server, SINGLE, prices={"sandbox-gpt4": (100.0, 100.0)}, api_key=key)
+def test_rows_bear_the_cost_of_their_failures(make, pairs):
+    with FaultyJudgeServer({"server_error": 0.2, "content_filter": 0.2, "null_content": 0.1}) as server:
+        pool = make(server, SINGLE, prices={"sandbox-gpt4": (100.0, 100.0)})
         verdicts = pool.judge(*cut(pairs, 40))
-        total, stats = pool.ledger.do(sql.spending).result().sum(), server.stats()
-        pool.ledger.close()
-    assert total[["answered", "failed", "unknown", "running"]].sum() == stats["requests"]
-    assert total.failed == stats["by_fault"]["server_error"]
-    assert total.answered == stats["answered"] == (~np.isnan(verdicts.scores)).sum()
+        total = pool.ledger.do(sql.spending).result().sum()
+    assert total.unknown > 0
     assert verdicts.details["cost_usd"].sum() == pytest.approx(total.usd, rel=1e-6)
-    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert written
-    assert key.encode() not in written
-    assert key not in repr(pool.__dict__) + repr(verdicts) + json.dumps(stats)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"models": {"gpt4": "x"}}, errors.PoolError, "chatgpt"),
-        ({"pool": "alpaca_frm"}, errors.PoolError, "alpaca_farm"),
-        ({"base_url": "ftp://x"}, ValueError, "http"),
-        ({"seed": "a"}, ValueError, "seed"),
-        ({"budget_usd": float("nan")}, ValueError, "budget_usd"),
-    ],
-)
-def test_what_is_not_well_said_is_refused(make, options, error, match):
-    class Server:
-        base_url = "http://127.0.0.1:1/v1"
-
-    with pytest.raises(error, match=match):
-        make(Server(), **options)
+@pytest.mark.parametrize(("name", "value"), [("seed", "a"), ("budget_usd", float("nan"))])
+def test_what_is_not_well_said_is_refused(make, name, value):
+    with pytest.raises(ValueError, match=name):
+        make(SimpleNamespace(base_url="http://127.0.0.1:1/v1"), **{name: value})
 
 
 def test_a_replay_takes_no_ledger_that_could_pay(tmp_path):
@@ -277,22 +216,12 @@ def test_one_model_has_one_price(tmp_path):
         priced([1, 2], [1, 2], [1, 20])
 
 
-PRICES = {"sandbox-gpt4": (1000.0, 1000.0)}
 SHARED = PoolConfig(
     name="shared",
     draws="single",
     annotators=tuple(member.model_copy(update={"batch_size": 5}) for member in SINGLE.annotators),
 )
 """The same annotator, drawn alike, but five pairs a request."""
-
-
-def test_an_uncached_pair_takes_four_ledger_operations(make, pairs, monkeypatch):
-    with JudgeServer() as server:
-        pool, operations = make(server, SINGLE), []
-        do = pool.ledger.do
-        monkeypatch.setattr(pool.ledger, "do", lambda op, *args, **more: operations.append(op) or do(op, *args, **more))
-        pool.judge(*cut(pairs, 1))
-    assert operations == [sql.claim, sql.begin, sql.succeed, sql.release]
 
 
 def test_what_another_call_asks_is_waited_for(make, pairs):

@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 import re
-import sys
 
 import pytest
 from command_files import write as write_rows
@@ -79,12 +78,6 @@ def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("alpacafarm_env.data.files.MAX_BYTES", 1000)
     with pytest.raises(DataError, match="1000 bytes"):
         read_records(write(tmp_path / "a.json.gz", " " * 1001))
-
-
-def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match="pyarrow"):
-        read_records(write(tmp_path / "a.parquet", b""))
 
 
 def test_every_faulty_row_is_in_one_error(tmp_path):
@@ -220,16 +213,11 @@ def test_exports_read_back_to_the_same_records(dataset, tmp_path, form, to):
         export_split(form, dataset=dataset, split="sft", to=to, out=tmp_path / "out")
 
 
-def user(text):
-    return {"role": "user", "content": text}
+def message(role):
+    return lambda text: {"role": role, "content": text}
 
 
-def answer(text):
-    return {"role": "assistant", "content": text}
-
-
-def system(text):
-    return {"role": "system", "content": text}
+user, answer, system = map(message, ("user", "assistant", "system"))
 
 
 def said(*texts, roles=("human", "gpt")):
@@ -293,17 +281,11 @@ def test_system_texts_are_part_of_the_instruction(tmp_path):
         {"chosen": [system("S"), *CHAT], "rejected": [system("S"), user("Q"), answer("b")]},
         {"prompt": "Q", "chosen": [system("S"), *CHAT], "rejected": "b"},
         {"prompt": "Q", "system": "S", "chosen": "a", "rejected": "b"},
+        {"instruction": "Q", "chosen": [system("S"), answer("a")], "rejected": [system("S"), answer("b")]},
     ]
-    assert {
-        (each.instruction, each.instruction.system) for each in read(tmp_path, "preference", pairs).preferences()
-    } == {("S\n\nQ", "S")}
-
-
-def test_a_system_text_beside_the_answers_is_kept(tmp_path):
-    chosen, rejected = ([system("S"), answer(text)] for text in "ab")
-    row = {"instruction": "Q", "chosen": chosen, "rejected": rejected}
-    (pair,) = read(tmp_path, "preference", [row]).preferences()
-    assert (pair.instruction.system, pair.responses) == ("S", ("a", "b"))
+    found = read(tmp_path, "preference", pairs).preferences()
+    told = {(each.instruction, each.instruction.system, each.chosen, each.rejected) for each in found}
+    assert told == {("S\n\nQ", "S", "a", "b")}
 
 
 def test_references_may_be_rows_of_other_libraries(tmp_path):

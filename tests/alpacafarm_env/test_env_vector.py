@@ -1,7 +1,5 @@
 """InstructionVectorEnv: equal to SyncVectorEnv of single environments, its options and its errors."""
 
-import time
-
 import gymnasium as gym
 import numpy as np
 import pandas as pd
@@ -276,21 +274,3 @@ def test_wrong_arguments(tiny_dataset, constant_oracle):
     ):
         with pytest.raises(error, match=fact):
             InstructionVectorEnv(**{"num_envs": 2, "dataset": tiny_dataset, "oracle": constant_oracle, **keywords})
-
-
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_episodes_per_second_of_cpu_time(tiny_dataset, mode, capsys):
-    env = InstructionVectorEnv(512, tiny_dataset, oracle=Constant(0.5), autoreset_mode=mode)
-    responses = ["A response of ordinary length, such as this one."] * 512
-    env.reset(seed=0)
-    rates = []
-    for _ in range(8):
-        start = time.process_time()
-        for _ in range(10):
-            if mode is AutoresetMode.DISABLED:
-                env.reset()
-            env.step(responses)
-        rates.append(10 * 512 / (time.process_time() - start))
-    with capsys.disabled():
-        print(f"\n{mode.value}: {max(rates):,.0f} episodes a second")
-    assert max(rates) > 100_000

@@ -25,7 +25,6 @@ from alpacafarm_env.oracles import Constant
 
 ROOT = Path(__file__).resolve().parents[2]
 IDLE_S = 0.3
-GOOD = {"instructions": ["Say a."], "responses": ["a"]}
 
 
 def echo(method, path, content, key):

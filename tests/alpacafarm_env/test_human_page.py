@@ -20,9 +20,6 @@ from command_files import (
     write,
 )
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
 
 @pytest.fixture
 def page(tmp_path):

@@ -18,7 +18,7 @@ from alpacafarm_env.llm.client import REFUSALS, Client, run
 from alpacafarm_env.llm.endpoint import Endpoint
 from alpacafarm_env.llm.ledger import operations as sql
 from alpacafarm_env.llm.limits import ClientConfig, Pace
-from alpacafarm_env.llm.requests import Prices, Request
+from alpacafarm_env.llm.requests import Request
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -56,8 +56,6 @@ PASSING = {
     "408": failed(408),
     "503": failed(503, "<html>down</html>"),
     "html": http(200, b"<html>hello</html>", content_type="text/html"),
-    "error in 200": http(200, {"error": {"message": "overloaded"}}),
-    "no choice": http(200, said() | {"choices": []}),
     "latin-1": http(200, b'{"choices": [{"message": {"content": "\xe9"}}]}'),
     "short body": [ok()[:-20], None],
     "no http": [b"garbage\r\n\r\n", None],
@@ -82,15 +80,6 @@ def test_repeats_go_before_all_that_wait():
         ask(server, 20, config={"max_concurrency": 1})
     sent = [seen.body["messages"][0]["content"] for seen in server.seen]
     assert sent[0] in sent[1:10]
-
-
-def test_what_stays_ends_after_the_attempts():
-    with WireServer(lambda seen, number: failed(500, "out of luck", retry_after_ms=1)) as server:
-        error = first(server, config={"max_attempts": 3})
-    assert isinstance(error, TransientAPIError)
-    assert len(server.seen) == 3
-    for part in ("3 attempts", "m-1", "500", "out of luck", "127.0.0.1"):
-        assert part in str(error)
 
 
 def test_retry_after_holds_all_requests_back():
@@ -157,7 +146,7 @@ CLOSING = {
     401: "--api-key-env",
     402: "quota",
     404: "'m-1'",
-    **dict.fromkeys((405, 501, 302, 308), "base_url"),
+    **dict.fromkeys((405, 501, 302, 307, 308), "base_url"),
     "quota": "quota",
 }
 
@@ -310,18 +299,6 @@ def test_what_never_left_costs_nothing(ledger, listens):
     assert isinstance(result, errors.TransientAPIError)
     assert "Connect" in str(result)
     assert result.cost_usd == total(ledger).usd == 0
-
-
-def test_budget_is_checked_before_anything_is_sent(ledger):
-    with WireServer() as server:
-        with pytest.raises(errors.BudgetExceededError):
-            ask_one(server, ledger, prices=PRICES, budget_usd=1e-9)
-        with pytest.raises(errors.PriceError):
-            ask_one(server, ledger, prices=Prices.load(), budget_usd=1.0)
-    assert not server.seen
-    for options in ({"budget_usd": 1.0}, {"ledger": ledger, "prices": PRICES, "budget_usd": 2e9}):
-        with pytest.raises(ValueError, match="budget_usd"):
-            Client(Endpoint("http://127.0.0.1:1/v1"), **options)
 
 
 def test_an_unreadable_stored_reply_is_not_paid_again(ledger):

@@ -251,15 +251,6 @@ def test_the_longest_reply_is_read_compressed_or_not():
         assert encoding in server.seen[0].headers["accept-encoding"]
 
 
-def test_redirects_to_another_host_are_not_followed():
-    with WireServer() as other:
-        where = other.url.replace("127.0.0.1", "localhost")
-        with WireServer(lambda seen, n: http(307, b"", location=f"{where}/chat/completions")) as server:
-            error = first(server)
-    assert other.seen == []
-    assert isinstance(error, PermanentAPIError)
-
-
 def test_the_proxy_is_for_other_machines_alone(monkeypatch):
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alpacafarm_env.annotators.config import read_yaml
-from alpacafarm_env.errors import InvalidReplyError, OutageError, PermanentAPIError, PoolError
+from alpacafarm_env.errors import InvalidReplyError, PoolError
 from alpacafarm_env.llm import limits
 from alpacafarm_env.llm.limits import OUTAGE, OUTAGE_S, ClientConfig, Limiter
 from alpacafarm_env.llm.replies import FinalReplyError, Reply, explain, read_reply, retry_after
@@ -332,26 +332,6 @@ def test_an_outage_is_many_failures_over_a_while(clock):
     assert limiter.failed(clock.slot())
     later = Limiter(limiter.config, limiter.pace)
     assert (later.failures, later.refused()) == (0, None)
-
-
-async def waiting(limiter, *again):
-    await limiter.acquire()
-    tasks = [asyncio.create_task(limiter.acquire(again=each)) for each in again]
-    await asyncio.sleep(0)
-    return tasks
-
-
-def test_refusals_reach_all_each_with_its_own_error(clock):
-    async def main():
-        limiter = limiter_of(1)
-        tasks = await waiting(limiter, False, True, False)
-        limiter.refuse(PermanentAPIError("the key"))
-        limiter.refuse(OutageError("later"))
-        errors = await asyncio.gather(*tasks, limiter.acquire(), return_exceptions=True)
-        assert {(type(error), str(error)) for error in errors} == {(PermanentAPIError, "the key")}
-        assert len(set(map(id, errors))) == 4
-
-    clock.run_until_complete(main())
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_concurrency", True), ("attempt_timeout_s", 0), ("deadline_s", inf)])

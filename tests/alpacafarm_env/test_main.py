@@ -20,7 +20,6 @@ from alpacafarm_env.errors import AlpacaFarmError, DataError
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.sandbox import gold
 from alpacafarm_env.sandbox.show import page, show
-from alpacafarm_env.terminal import format_cell, format_table
 
 ROOT = Path(__file__).resolve().parents[2]
 ASK = Instruction("List three traits of a lion.", id=3, split="eval")
@@ -130,19 +129,16 @@ def test_commands_and_studies_are_listed(args, capsys):
     assert all(re.search(rf"^  {name}\b", printed, re.MULTILINE) for name in expected)
 
 
-def run_python(code):
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
 def test_help_and_version_load_no_heavy_library():
     heavy = ("torch", "transformers", "openai", "scipy", "tqdm", "stamina", "pandas", "matplotlib")
+    code = "import sys; from alpacafarm_env.__main__ import main\n"
     for words in (["--version"], [], ["judge", "annotate", "--help"], ["serve", "--help"]):
-        code = "import sys; from alpacafarm_env.__main__ import main\n"
         code += f"try: main({words})\nexcept SystemExit: pass\n"
-        code += f"print('heavy:', *[name for name in {heavy} if name in sys.modules])"
-        printed = run_python(code).splitlines()
-        assert printed[-1] == "heavy:"
-        assert words != ["--version"] or alpacafarm_env.__version__ in printed[0]
+    code += f"print('heavy:', *[name for name in {heavy} if name in sys.modules])"
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert printed[-1] == "heavy:"
+    assert alpacafarm_env.__version__ in printed[0]
 
 
 def test_a_shell_completes_commands_and_their_options(monkeypatch, capsys):
@@ -153,15 +149,6 @@ def test_a_shell_completes_commands_and_their_options(monkeypatch, capsys):
     assert not end.value.code
     script = capsys.readouterr().out
     assert all(word in script for word in ("annotate", "evaluate", "merge", "--both-orders", "--pool"))
-
-
-def test_ctrl_c_is_exit_status_130_without_a_traceback(capsys, monkeypatch):
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("alpacafarm_env.sandbox.show.show", interrupted)
-    assert main(["show"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_reader_who_has_seen_enough_causes_no_complaint():
@@ -230,20 +217,6 @@ def test_without_a_key_the_options_are_told_that_a_command_has(refused, monkeypa
     assert "two words" not in told
 
 
-def test_a_replay_needs_no_key(call, refused, tmp_path, capsys):
-    write(tmp_path / "pairs.json", make_pairs(3))
-    args = ("judge", "annotate", "pairs.json", "--out", "out.json", "--pool", "greedy")
-    assert call(*args) == 0
-    assert call(*args, "--replay", "--api-key-env", "NOPE") == 0
-    capsys.readouterr()
-    assert "--api-key-env" in refused("--api-key-env", "NOPE")
-
-
-def test_a_budget_without_a_price_says_where_prices_go(refused, anyway):
-    told = refused("--budget-usd", "1", "--base-url", anyway.base_url, "--model", "unheard-of")
-    assert re.search("'unheard-of'.*--models.*price_usd_per_million", told)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run(Options):
     """Options of all kinds."""
@@ -306,12 +279,3 @@ def test_values_out_of_bounds_are_refused_in_python_too():
     for wrong in ({"number": 0}, {"rate": math.nan}, {"kind": "tiny"}):
         with pytest.raises(ValueError, match=f"--{next(iter(wrong))}: expected"):
             Run(**wrong)
-
-
-def test_names_to_the_left_and_numbers_to_the_right():
-    rows = [{"who": "a", "model": "m", "n": 3, "rate": 51.239}, {"who": "longer", "model": "x", "n": 12, "rate": 7.0}]
-    table = "who      n   rate\na        3  51.24\nlonger  12   7.00"
-    assert format_table(("who", "n", "rate"), rows) == table
-    assert format_table(("who", "model", "n"), rows, left=2).split("\n")[2] == "longer  x      12"
-    assert format_cell(float("nan")) == "nan"
-    assert format_table(("who", "n"), []) == "who  n"

@@ -334,10 +334,6 @@ class Leveled:
         return self.judge(instructions, responses).scores
 
 
-def two_letters(instructions):
-    return [["ab"] for _ in instructions]
-
-
 def test_scores_are_differences_to_fixed_answers():
     oracle = Leveled()
     fixed = {"i": ["a", "abcd"], "j": ("ab",)}  # mean lengths 2.5 and 2
@@ -350,7 +346,7 @@ def test_scores_are_differences_to_fixed_answers():
 
 def test_a_level_is_asked_once():
     oracle = Leveled()
-    centred = BaselineSubtracted(oracle, two_letters)
+    centred = BaselineSubtracted(oracle, lambda instructions: [["ab"] for _ in instructions])
     centred.score(["i", "j", "i"], ["a", "b", "c"])
     centred.score(["j"], ["abc"])
     assert oracle.calls == [[("i", "a"), ("j", "b"), ("i", "c")], [("i", "ab"), ("j", "ab")], [("j", "abc")]]

@@ -9,6 +9,7 @@ from hub_models import make_tiny_reward_model
 from safetensors.numpy import load_file, save_file
 
 from alpacafarm_env.errors import CheckpointError
+from alpacafarm_env.folders import hash_model
 from alpacafarm_env.instructions import Instruction
 from alpacafarm_env.oracles import OracleError, RewardModel, judge, make_oracle
 from alpacafarm_env.oracles.reward_model import batches
@@ -54,14 +55,6 @@ def test_equals_the_plain_model(tiny_model, scores):
             expected = model(**tokenizer(prompt + y + "</s>", return_tensors="pt")).logits.item()
         assert scores[i] == pytest.approx(expected, abs=1e-5)
     assert scores.std() > 0.1  # the model tells responses apart, so equality means something
-
-
-def test_batches_padding_and_neighbours_do_not_matter(tiny_model, model, scores):
-    for limits in ({"batch_size": 1}, {"batch_size": 5}):
-        limited = RewardModel(tiny_model, **limits).score(INSTRUCTIONS, RESPONSES)
-        np.testing.assert_allclose(limited, scores, rtol=0, atol=1e-5)
-    beside = model.score([*INSTRUCTIONS, "Ask"], [*RESPONSES, "a much longer neighbour " * 4])
-    np.testing.assert_allclose(beside[:-1], scores, rtol=0, atol=1e-5)
 
 
 def test_special_tokens_in_texts_are_plain(model):
@@ -267,8 +260,9 @@ def test_hub_names_are_read_from_the_cache(tiny_model, tmp_path, monkeypatch, sc
     oracle = make_oracle({"reward_model": "someone/reward"}, dataset=None)
     assert oracle.name == "reward_model:reward"
     np.testing.assert_array_equal(oracle.score(INSTRUCTIONS, RESPONSES), scores)
-    with pytest.raises(CheckpointError, match=r"someone/other.*cannot be reached"):
-        RewardModel("someone/other")
+    for read in (RewardModel, hash_model):
+        with pytest.raises(CheckpointError, match=r"someone/other.*cannot be reached"):
+            read("someone/other")
 
 
 def test_a_prompt_of_many_responses_is_read_once(tiny_model, model, monkeypatch):

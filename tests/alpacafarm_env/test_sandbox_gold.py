@@ -108,8 +108,6 @@ def test_the_oracle_gives_gold_and_parts():
     np.testing.assert_allclose(verdicts.details["gold_false"], [0, 1])
     assert set(verdicts.details) == {f"gold_{part}" for part in PERFECT.__dataclass_fields__}
     assert GoldOracle().score([], []).shape == (0,)
-    with pytest.raises(ValueError, match="shorter"):
-        GoldOracle().score([ASK, ASK], [WHOLE])
     a, b = [WHOLE, "A lion is shy.", "- brave"], ["A lion is shy.", WHOLE, "A lion is brave."]
     np.testing.assert_array_equal(named_judge("gold").compare([ASK] * 3, a, b), [0, 1, 0.5])
 
