@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -103,7 +104,13 @@ def page(folder: Path) -> Page:
         "dials": draw_dials(dials[dials.judge == OWN], dialed),
     }
     counts = {outcome: sum(each == outcome for *_, each in told) for outcome in ("held", "failed", "open")}
-    found = sentences("noise/findings.txt.j2", told=told, counts=counts, text=ends, number=number)
+    gold = records(claims[claims.judge == OWN])
+
+    def claimed(claim: str, kind: str) -> list[dict[str, Any]]:
+        return [row for row in gold if (row["claim"], row["kind"]) == (claim, kind)]
+
+    found = sentences("noise/findings.txt.j2", told=told, counts=counts, claimed=claimed, num_claims=len(claims),
+                      text=ends, information=INFORMATION, grid=KIND, once=ONCE, faults=FAULTS)  # fmt: skip
     headline = f"{counts['held']} of {len(told)} predictions held, {counts['failed']} failed"
     return Page(
         "Noise with known gold",
@@ -111,9 +118,15 @@ def page(folder: Path) -> Page:
         found,
         figures,
         headline if told else "",
-        {"information": INFORMATION},
+        {"information": INFORMATION, **{value_name(row): ends(row) for row in gold}},
         printed=("predictions", "drops", "peaks"),
     )
+
+
+def value_name(row: Mapping[str, Any]) -> str:
+    """Of a claim among the values that pages show: lift.flip, say, or matched_peak.ppo.2000."""
+    parts = row["claim"], row["kind"], *([str(row["labels"])] if row["labels"] else [])
+    return ".".join(re.sub(r"\W+", "_", part) for part in parts)
 
 
 def right(row: Mapping[str, Any]) -> str:
@@ -194,6 +207,7 @@ def draw_dials(own: pd.DataFrame, note: str) -> Drawn:
         grid(axis)
     axes[0].set_yticks(range(len(FAULTS)), [*FAULTS.values()])
     axes[0].invert_yaxis()
+    axes[0].set_xlim(left=min(0.0, axes[0].get_xlim()[0]))
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right upper")
     title = f"Faults of labels that agree with gold on {100 * AGREEMENT:g} % of the pairs"
     return Drawn(titled(figure, title, note), f"{title}: gold gained. {note}")
