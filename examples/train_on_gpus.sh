@@ -12,7 +12,7 @@
 #     GPUS=8 NODES=2 NODE=0 HEAD=host        the first of two machines, by whose name HEAD the other finds it
 #     GPUS=8 NODES=2 NODE=1 HEAD=host        the second one
 #     PRESET=small_chat                      a model of up to 3 B parameters on 24 GB
-#     DRY_RUN=1                              a step of each stage: memory and hours; PPO's once there is a reward model
+#     DRY_RUN=1                              memory and hours of each stage; PPO's once there is a reward model
 #
 # More options for all stages go after OUT, such as --template alpaca of a base model; STEPS is PPO's number of steps.
 set -euo pipefail
