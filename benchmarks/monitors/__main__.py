@@ -4,7 +4,7 @@
 
 It reads the runs of finished studies, trains nothing, and needs scikit-learn. Each run's signals are judged by
 detectors that were fitted on the runs of other methods, or with other labels, beside single signals, a threshold on the
-KL and a fixed step. detector.json is fitted on all runs.
+KL and a fixed step. detector.json is fitted on all runs; with `--real` it also judges the runs of a real policy.
 """
 
 import sys
@@ -27,6 +27,7 @@ from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
 from ..surrogates.features import scikit_learn
 from .analysis import ALL, DETECTORS, FALSE_ALARMS, detector_rows, group_rows, watched_of
 from .page import page
+from .real import COLUMNS, real_rows
 from .runs import find_runs, outcomes_of, signal_rows
 
 NAME = "monitors"
@@ -42,6 +43,8 @@ class MonitorOptions(StudyOptions):
 
     runs: Annotated[tuple[Path, ...], Field(min_length=1)] = (Path("results/gold_axis"), Path("results/noise"))
     """Folders of finished studies whose runs are watched."""
+    real: Path | None = None
+    """Folder of `real_policy`, whose runs are watched by the detector of all the others."""
     seeds: Count = 1
     """Nothing is drawn but resamples."""
     processes: Count = 2
@@ -64,7 +67,7 @@ def run(options: MonitorOptions) -> int:
         if study.failed:
             return study.exit_status
         told = {(each.study, each.method, each.labels, each.seed): outcomes[each.name] for each, _ in found}
-        write_results(study, [with_outcome(row, told) for row in rows])
+        write_results(study, [with_outcome(row, told) for row in rows], options.real)
         return study.finish()
 
 
@@ -75,7 +78,7 @@ def with_outcome(row: Row, told: Mapping[Any, Any]) -> Row:
     return {**row, "gold": float(gold[number]), "past": bool(past[number])}
 
 
-def write_results(study: Study, rows: list[Row]) -> None:
+def write_results(study: Study, rows: list[Row], real: Path | None) -> None:
     """The tables, the detector of all runs, and the page."""
     study.write_table([{name: _short(value) for name, value in row.items()} for row in rows])
     runs = watched_of(pd.read_csv(study.out / "table.csv"))
@@ -86,6 +89,7 @@ def write_results(study: Study, rows: list[Row]) -> None:
     tables = [run.signals(names) for run in runs]
     fitted = Detector.fit(tables, [run.past for run in runs], names=names, false_alarms=FALSE_ALARMS, facts=facts)
     fitted.save(study.out / "detector.json")
+    write_csv(study.out / "real.csv", real_rows(real, fitted) if real else [], COLUMNS)
     study.note(level="sandbox")
     publish(study, page(study.out))
 

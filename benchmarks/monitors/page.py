@@ -14,6 +14,8 @@ from ..harness.page import Drawn, Page, read_manifest, read_table, records
 from ..harness.plots import COLORS, grid, titled
 from ..harness.report import Table, number, sentences
 from .analysis import ALL, FALSE_ALARMS, KL, SHUFFLED, STEP
+from .real import GOLDS
+from .runs import ERRORS
 
 METHOD: Final = (
     "A run's signals at a place are made of its metrics up to there; gold at that place decides the outcome and is "
@@ -26,7 +28,7 @@ METHOD: Final = (
 
 def page(folder: Path) -> Page:
     """The result that the study's files hold."""
-    detectors, groups = (read_table(folder / f"{name}.csv") for name in ("detectors", "groups"))
+    detectors, groups, real = (read_table(folder / f"{name}.csv") for name in ("detectors", "groups", "real"))
     manifest = read_manifest(folder)
     runs, fallen = int(groups.runs.sum()), int(groups.falls.sum())
     note = (
@@ -35,9 +37,11 @@ def page(folder: Path) -> Page:
     )
     rows = {str(row["detector"]): row for row in records(detectors)}
     tables = {"detectors": detector_table(detectors, note), "groups": group_table(groups, note)}
+    if len(real):
+        tables["real"] = real_table(real)
     best = max((name for name in rows if name in SIGNALS), key=lambda name: rows[name]["auroc"])
     found = sentences("monitors/findings.txt.j2", rows=rows, best=best, all=ALL, kl=KL, step=STEP, shuffled=SHUFFLED,
-                      about=SIGNALS, ends=ends, number=number)  # fmt: skip
+                      about=SIGNALS, ends=ends, real=real)  # fmt: skip
     headline = f"AUROC on methods never seen {ends(rows[ALL], 'auroc')}; {runs} runs"
     return Page("Monitors", tables, found, {"auroc": draw(detectors, note)}, headline, method=(METHOD,))
 
@@ -92,6 +96,27 @@ def group_table(groups: pd.DataFrame, note: str) -> Table:
         f"The AUROC is of all signals, on all labels of the method, which the detector has not seen. {note}",
         "Runs",
     )
+
+
+def real_table(real: pd.DataFrame) -> Table:
+    """Runs of a real policy: what was warned of, and what became of both golds."""
+    rows = []
+    for row in records(real):
+        line = {name: str(row[name]) for name in ("method", "seed")} | {"flips, %": number(100 * row["flip"])}
+        line |= {"last step": str(row["step"]), "warned at step": f"{row['warned']:.0f}".replace("nan", "–")}
+        for name in GOLDS:
+            start = f"gold {name.upper()}: "
+            line[f"{start}peak, at step"] = f"{number(row[f'{name}_peak'])}, {row[f'{name}_peak_step']}"
+            error = ERRORS * row[f"{name}_lost_error"]
+            line[f"{start}lost by the end"] = f"{number(row[f'{name}_lost'])} ± {number(error)}"
+            line[f"{start}falls"] = "yes" if row[f"{name}_fallen"] else "no"
+        rows.append(line)
+    caption = (
+        "By the detector of all sandbox runs, which knows no real policy. Gold A and B are those of the study of a "
+        f"real policy; ± {ERRORS:g} standard errors over instructions. The peak is the run's own, so that the loss is "
+        "too large. Level: recorded and live."
+    )
+    return Table.of(rows, caption, "A real policy's runs")
 
 
 def draw(detectors: pd.DataFrame, note: str) -> Drawn:

@@ -81,15 +81,18 @@ def _runs_of(folder: Path) -> Iterator[tuple[Run, Row]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         place = folder / "runs" / file_name(content["key"])
         rows = [row for row in content["rows"] if row.get("judge") == OWN]
-        if not rows or not (place / METRICS).is_file():
+        if not rows or not samples_as_it_learns(place):
             continue
-        first = next(lines_of(place / METRICS), None)
-        if first is None or "score/mean" not in first:
-            continue  # learns from labels, and samples nothing
         row = rows[0]
         method = row.get("method", "ppo")  # the study of noise has no other that samples
         labels = row["kind"] if row["kind"] != method else "flips" if row["flip"] else "clean labels"
         yield Run(folder.name, content["key"], method, labels, row["seed"], place), row
+
+
+def samples_as_it_learns(run: Path) -> bool:
+    """Whether a run's folder has metrics of responses that it sampled; one that learns from labels has none."""
+    first = next(lines_of(run / METRICS), None) if (run / METRICS).is_file() else None
+    return first is not None and "score/mean" in first
 
 
 def outcomes_of(runs: Sequence[tuple[Run, Row]]) -> dict[str, tuple[list[int], Array, np.ndarray[Any, Any]]]:

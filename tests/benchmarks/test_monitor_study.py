@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alpacafarm_env.benchmarks.harness.page import read_table
+from alpacafarm_env.benchmarks.harness.page import read_table, records
 from alpacafarm_env.benchmarks.harness.stored import cell_file, file_name, pack
 from alpacafarm_env.benchmarks.monitors.__main__ import MonitorOptions, run
 from alpacafarm_env.benchmarks.monitors.analysis import (
@@ -68,10 +68,30 @@ def studied(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def done(studied, tmp_path_factory):
-    out = tmp_path_factory.mktemp("monitors")
-    assert run(MonitorOptions(out=out, runs=(studied,), processes=1)) == 0
+def real(tmp_path_factory):
+    """The folder of a study of a real policy with one run, whose gold A falls from step 8 on; gold B rises."""
+    out = tmp_path_factory.mktemp("real")
+    write_run(out, "ppo", "flip", 0)
+    (path,) = (out / "cells").iterdir()
+    facts = {"table": "runs", "method": "ppo", "flip": 0.25, "seed": 0, "gold_a_error": 0.01, "gold_b_error": 0.01}
+    rows = [{**facts, "step": s, "gold_a": min(s, 8) - 0.5 * max(0, s - 8), "gold_b": s} for s in PLACES]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rows": rows}))
     return out
+
+
+@pytest.fixture(scope="module")
+def done(studied, real, tmp_path_factory):
+    out = tmp_path_factory.mktemp("monitors")
+    assert run(MonitorOptions(out=out, runs=(studied,), real=real, processes=1)) == 0
+    return out
+
+
+def test_a_real_policy_s_run_is_warned_of_and_its_golds_are_told(done):
+    (row,) = records(read_table(done / "real.csv"))
+    assert 6 < row["warned"] < 20
+    assert (row["a_peak"], row["a_peak_step"], row["a_lost"], row["a_fallen"]) == (8, 8, 6, 1)
+    assert (row["b_peak_step"], row["b_lost"], row["b_fallen"]) == (20, 0, 0)
+    assert len(page(done).tables["real"].rows) == 1
 
 
 def test_signals_that_tell_are_found_and_shuffled_outcomes_are_not(done):
