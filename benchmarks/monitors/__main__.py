@@ -27,7 +27,7 @@ from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
 from ..surrogates.features import scikit_learn
 from .analysis import ALL, DETECTORS, FALSE_ALARMS, detector_rows, group_rows, watched_of
 from .page import page
-from .real import COLUMNS, real_rows
+from .real import COLUMNS, Runs, find_real, real_rows
 from .runs import find_runs, outcomes_of, signal_rows
 
 NAME = "monitors"
@@ -56,6 +56,7 @@ def run(options: MonitorOptions) -> int:
     options.refuse_taken(NAME)
     scikit_learn()
     found = find_runs(options.runs)
+    real = find_real(options.real) if options.real else {}
     outcomes = outcomes_of(found)
     if not any(past.any() for *_, past in outcomes.values()):
         raise DataError(f"--runs: expected some runs after whose peak gold falls, got none among {len(found)}.")
@@ -67,7 +68,7 @@ def run(options: MonitorOptions) -> int:
         if study.failed:
             return study.exit_status
         told = {(each.study, each.method, each.labels, each.seed): outcomes[each.name] for each, _ in found}
-        write_results(study, [with_outcome(row, told) for row in rows], options.real)
+        write_results(study, [with_outcome(row, told) for row in rows], real)
         return study.finish()
 
 
@@ -78,7 +79,7 @@ def with_outcome(row: Row, told: Mapping[Any, Any]) -> Row:
     return {**row, "gold": float(gold[number]), "past": bool(past[number])}
 
 
-def write_results(study: Study, rows: list[Row], real: Path | None) -> None:
+def write_results(study: Study, rows: list[Row], real: Runs) -> None:
     """The tables, the detector of all runs, and the page."""
     study.write_table([{name: _short(value) for name, value in row.items()} for row in rows])
     runs = watched_of(pd.read_csv(study.out / "table.csv"))
@@ -89,7 +90,7 @@ def write_results(study: Study, rows: list[Row], real: Path | None) -> None:
     tables = [run.signals(names) for run in runs]
     fitted = Detector.fit(tables, [run.past for run in runs], names=names, false_alarms=FALSE_ALARMS, facts=facts)
     fitted.save(study.out / "detector.json")
-    write_csv(study.out / "real.csv", real_rows(real, fitted) if real else [], COLUMNS)
+    write_csv(study.out / "real.csv", real_rows(real, fitted), COLUMNS)
     study.note(level="sandbox")
     publish(study, page(study.out))
 

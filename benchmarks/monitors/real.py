@@ -16,31 +16,40 @@ from ..harness.study import Row
 from .runs import ERRORS, samples_as_it_learns
 
 GOLDS: Final = ("a", "b")
-COLUMNS: Final = (
-    *("method", "flip", "seed", "step", "warned"),
-    *(f"{name}_{part}" for name in GOLDS for part in ("peak", "peak_step", "lost", "lost_error", "fallen")),
-)
+PARTS: Final = ("peak", "peak_step", "lost", "lost_error", "fallen")
+FACTS: Final = ("method", "flip", "seed", "step")
+COLUMNS: Final = (*FACTS, "warned", *(f"{name}_{part}" for name in GOLDS for part in PARTS))
+
+Runs = dict[Path, list[Row]]
+"""Folder of a run -> its rows of gold, a place each."""
 
 
-def real_rows(folder: Path, detector: Detector) -> list[Row]:
-    """A row a run of the study of a real policy: its last step, the one that is warned of, and gold's peak and fall.
+def find_real(folder: Path) -> Runs:
+    """The runs of a study of a real policy that sample as they learn.
 
     Raises:
-        DataError: The folder has no run that samples as it learns.
+        DataError: The folder has none.
     """
-    rows = []
+    found: Runs = {}
     for path in sorted((folder / "cells").glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         places = [row for row in content["rows"] if row.get("table") == "runs"]
         run = folder / "runs" / file_name(content["key"])
         if places and samples_as_it_learns(run):
-            told = {name: places[-1][name] for name in ("method", "flip", "seed", "step")}
-            told["warned"] = watch(run, detector)
-            rows.append({**told, **{key: value for name in GOLDS for key, value in fall_of(name, places).items()}})
-    if not rows:
-        raise DataError(
-            f"{folder}: expected a study of a real policy with runs that sample as they learn, found none."
-        )
+            found[run] = places
+    if not found:
+        raise DataError(f"--real: {folder}: expected a real policy's runs that sample as they learn, found none.")
+    return found
+
+
+def real_rows(runs: Runs, detector: Detector) -> list[Row]:
+    """A row a run: its last step, the one that is warned of, and each gold's peak and fall."""
+    rows = []
+    for run, places in runs.items():
+        row: Row = {name: places[-1][name] for name in FACTS} | {"warned": watch(run, detector)}
+        for name in GOLDS:
+            row |= fall_of(name, places)
+        rows.append(row)
     return rows
 
 
@@ -53,5 +62,4 @@ def fall_of(name: str, places: Sequence[Row]) -> Row:
     peak = int(gold.argmax())
     lost, error = float(gold[peak] - gold[-1]), float(np.hypot(errors[peak], errors[-1]))
     values = (float(gold[peak]), places[peak]["step"], lost, error, int(lost > ERRORS * error))
-    parts = ("peak", "peak_step", "lost", "lost_error", "fallen")
-    return {f"{name}_{part}": value for part, value in zip(parts, values, strict=True)}
+    return {f"{name}_{part}": value for part, value in zip(PARTS, values, strict=True)}

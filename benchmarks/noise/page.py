@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -118,15 +117,9 @@ def page(folder: Path) -> Page:
         found,
         figures,
         headline if told else "",
-        {"information": INFORMATION, **{value_name(row): ends(row) for row in gold}},
+        {"information": INFORMATION},
         printed=("predictions", "drops", "peaks"),
     )
-
-
-def value_name(row: Mapping[str, Any]) -> str:
-    """Of a claim among the values that pages show: lift.flip, say, or matched_peak.ppo.2000."""
-    parts = row["claim"], row["kind"], *([str(row["labels"])] if row["labels"] else [])
-    return ".".join(re.sub(r"\W+", "_", part) for part in parts)
 
 
 def right(row: Mapping[str, Any]) -> str:

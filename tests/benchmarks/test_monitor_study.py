@@ -135,9 +135,12 @@ def test_gold_in_a_runs_metrics_is_refused(tmp_path, capsys):
     assert "gold_reward" in capsys.readouterr().err
 
 
-def test_a_folder_without_runs_is_refused(tmp_path):
+def test_folders_without_runs_are_refused_before_anything_is_read(tmp_path, studied):
     with pytest.raises(DataError, match="study"):
         find_runs([tmp_path])
+    with pytest.raises(DataError, match="--real"):
+        run(MonitorOptions(out=tmp_path / "out", runs=(studied,), real=tmp_path, processes=1))
+    assert not (tmp_path / "out").exists()
 
 
 def test_runs_without_a_fall_are_refused(tmp_path):
