@@ -26,9 +26,9 @@ BUDGETS = {
     "alpacafarm_env": 9_708,
     "agents": 5_371,
     "wrappers": 177,
-    "benchmarks": 8_703,
+    "benchmarks": 8_709,
     "examples": 432,
-    "tests": 19_727,
+    "tests": 19_728,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

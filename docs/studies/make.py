@@ -11,9 +11,9 @@ results/NAME` takes them from the folder of a finished study first. It must have
     <!-- table: TABLE -->, <!-- figure: FIGURE -->, <!-- findings -->, <!-- measured -->
 
 and in docs/studies/index.md, within a line, <!-- headline: NAME -->. What they show is the study's `page(folder)`.
-A figure that README.md shows lies in docs, and is filled in there too. Pages of docs/explanation may show
-<!-- figure: NAME.FIGURE --> and, as those of all studies, within a line <!-- value: NAME.KEY -->: one of the page's
-values, or a setting of the manifest. Everything else on these pages is written by hand, and no number is (a test).
+README.md, docs/index.md, docs/explanation and other studies' pages may show <!-- figure: NAME.FIGURE --> of a page that
+shows it too and, within a line, <!-- value: NAME.KEY -->: one of the page's values, or a setting of the manifest.
+Everything else on the studies' pages is written by hand, and no number is (a test).
 A page of a study that is no command any more keeps what stands in its parts, and any page what stands behind
 <!-- kept -->: an earlier version has measured it.
 """
@@ -22,6 +22,7 @@ import argparse
 import io
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -47,6 +48,7 @@ PAGES = {
     "annotators": ("annotators.__main__", "table.csv"),
     "leaderboard": ("leaderboard", "table.csv"),
     "method_ranking": ("method_ranking.page", "table.csv"),
+    "noise": ("noise.page", "table.csv", "curves.csv", "claims.csv", "fits.csv", "dials.csv", "methods.csv"),
     "overoptimization": ("overoptimization.page", "table.csv", "reward_models.csv"),
     "protocol": ("protocol.__main__", "table.csv"),
     "real_policy": (
@@ -65,8 +67,6 @@ INLINE = ("headline", "value")
 """Parts within a line."""
 KEPT = ("name", "quick", "config", "seeds", "facts", "versions")
 """Parts of a manifest that are stored."""
-SHOWN_BY_README = ("overoptimization",)
-"""Figures that lie in docs/ itself."""
 DPI = 110
 NUM_COLORS = 96
 APART = 8
@@ -143,19 +143,18 @@ def write(name: str, docs: Path) -> None:
     for key, table in page.tables.items():
         parts[f"table: {key}"] = f"\n{markdown_table(table)}\n\n{markdown_text(table.caption)}\n"
     for key in page.figures:
-        parts[f"figure: {key}"] = image(page, key, place_of(name, key))
+        parts[f"figure: {key}"] = image(page, key, f"{name}/{key}.png")
     text, found = filled(docs / f"{name}.md", name, parts, needed=("measured", "findings"))
     texts = {docs / f"{name}.md": text}
     texts[docs / "index.md"], _ = filled(docs / "index.md", name, headline | values, needed=headline)
-    elsewhere = {f"figure: {name}.{key}": image(page, key, f"../studies/{name}/{key}.png") for key in page.figures}
-    for other in {*docs.glob("*.md"), *docs.parent.glob("explanation/*.md")} - texts.keys():
+    top = docs.parent
+    others = [*top.parent.glob("README.md"), *top.glob("*.md"), *top.glob("explanation/*.md"), *docs.glob("*.md")]
+    for other in (each for each in others if each not in texts):
         if re.search(f"<!-- (value|figure): {name}\\.", other.read_text(encoding="utf-8")):
-            texts[other], _ = filled(other, name, elsewhere | values, needed=())
-    for file in page.figures.keys() & set(SHOWN_BY_README):
-        shown = {f"figure: {file}": image(page, file, f"docs/{file}.png").strip()}
-        readme = docs.parent.parent / "README.md"
-        texts[readme], _ = filled(readme, name, shown, needed=shown)
-    images = {place_of(name, key): small_png(page.figures[key]) for key in page.figures if f"figure: {key}" in found}
+            way = os.path.relpath(docs, other.parent)
+            figures = {f"figure: {name}.{key}": image(page, key, f"{way}/{name}/{key}.png") for key in page.figures}
+            texts[other], _ = filled(other, name, figures | values, needed=())
+    images = {f"{name}/{key}.png": small_png(page.figures[key]) for key in page.figures if f"figure: {key}" in found}
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
     for place, data in images.items():
@@ -165,11 +164,6 @@ def write(name: str, docs: Path) -> None:
 def image(page: Page, figure: str, place: str) -> str:
     """A figure of a page, which lies at `place`."""
     return f"\n![{markdown_text(page.figures[figure].caption)}]({place})\n"
-
-
-def place_of(name: str, figure: str) -> str:
-    """Where a study's figure lies, from `docs`."""
-    return f"../{figure}.png" if figure in SHOWN_BY_README else f"{name}/{figure}.png"
 
 
 def filled(path: Path, study: str, parts: Mapping[str, str], *, needed: Iterable[str]) -> tuple[str, list[str]]:
@@ -192,7 +186,8 @@ def filled(path: Path, study: str, parts: Mapping[str, str], *, needed: Iterable
         if kind == "kept":
             return match[0]
         if key not in parts:
-            if (kind in INLINE or "." in (name or "")) and name.partition(".")[0] != study:
+            owner = name.partition(".")[0] if kind in INLINE or "." in (name or "") else path.stem
+            if owner != study:
                 return match[0]
             sys.exit(f"{path}: expected one of the parts {', '.join(parts)}, got {key!r}.")
         found.append(key)

@@ -194,9 +194,10 @@ def test_a_page_says_what_is_stored(name, tmp_path):
     shutil.copytree(DOCS, docs)
     shutil.copytree(DOCS.parent / "explanation", docs.parent / "explanation")
     shutil.copy(DOCS.parents[1] / "README.md", tmp_path)
+    shutil.copy(DOCS.parent / "index.md", docs.parent)
     MAKE["write"](name, docs)
     others = (f"../explanation/{page.name}" for page in DOCS.parent.glob("explanation/*.md"))
-    for page in ("index.md", f"{name}.md", "../../README.md", *others):
+    for page in ("index.md", f"{name}.md", "../index.md", "../../README.md", *others):
         assert (docs / page).read_bytes() == (DOCS / page).read_bytes(), page
     figures = re.findall(r"\]\((\S+\.png)\)", (DOCS / f"{name}.md").read_text())
     assert {DOCS / figure for figure in figures} >= {*(DOCS / name).glob("*.png")}
