@@ -23,7 +23,7 @@ from ..surrogates.curves import TwoWay, drop_and_peak
 from ..surrogates.curves import gao as gao_fit
 from ..surrogates.features import Array
 from ..surrogates.predictions import Outcome, Prediction, outcomes_of
-from ..surrogates.scarcity import bound_of, corrected, estimate_cells
+from ..surrogates.scarcity import corrected, estimate_cells, tested
 from .runs import LABELLINGS, METHODS
 
 PPO: Final = "ppo"
@@ -177,11 +177,11 @@ def claims(tracks: Mapping[Key, Track]) -> list[Row]:
         if (flips, method) in found and (length, method) in found:
             cost = found[flips, method]["peak"] - found[length, method]["peak"]
             rows.append(_claim("cost of length", "", method, cost))
-    return [{**row, "within": bound_of(row)} for row in corrected(rows)]
+    return corrected(rows)
 
 
 def _claim(what: str, kind: str, method: str, table: Array) -> Row:
-    return {"claim": what, "kind": kind, "method": method} | estimate_cells("", TwoWay.of(table))
+    return {"claim": what, "kind": kind, "method": method} | tested(table)
 
 
 PREDICTED: Final = (

@@ -27,7 +27,6 @@ from ..surrogates.scarcity import (
     UP_TO,
     Curve,
     Key,
-    bound_of,
     claim_row,
     claims,
     corrected,
@@ -70,7 +69,7 @@ def all_claims(
             tables = np.stack([gao(chosen[flip])[place] for flip in flips])
             rows.append(claim_row(f"slope of {name}", OWN, KIND, labels, slope(tables, flips) / 10))
     rows += dial_claims(dialed, dialed_by_ppo) + method_claims(trained)
-    return [{**row, "within": bound_of(row)} for row in corrected(rows)]
+    return corrected(rows)
 
 
 def gao(curve: Curve) -> tuple[Array, Array]:

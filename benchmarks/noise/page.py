@@ -82,7 +82,6 @@ def page(folder: Path) -> Page:
     trained = level("p_sim^eval", str(num), few)
     to = min(sizes["num_samples_of_faults"], sizes["num_samples"])
     dialed = level("gold with faults", f"best of n to {to:,} on {sizes['num_prompts']}")
-    dialed += f" PPO: {few} of the seeds, {num} instructions."
     own, far = settings[settings.judge == OWN], f"The peak is chosen on other seeds and instructions. {note}"
     told = outcomes(claims)
     shown = curves[curves.judge == OWN].assign(gold_low=lambda x: x.band_low, gold_high=lambda x: x.band_high)
@@ -90,7 +89,7 @@ def page(folder: Path) -> Page:
         "predictions": prediction_table(told, len(claims)),
         "drops": grid_table(own, "Gold lost from the peak to the largest n", partial(ends, name="drop"), far),
         "peaks": grid_table(own, "Gold gained at the peak", partial(ends, name="peak"), far),
-        "dials": dial_table(dials, dialed),
+        "dials": dial_table(dials, f"{dialed} PPO: {few} of the seeds, {num} instructions."),
         "methods": method_table(methods[methods.kind != ONCE], trained),
         "read_once": method_table(methods[methods.kind == ONCE], note, "With labels read once"),
         "claims": claim_table(claims),
@@ -191,24 +190,26 @@ def method_table(trained: pd.DataFrame, note: str, title: str = "By PPO and DPO"
 
 
 def draw_dials(own: pd.DataFrame, note: str) -> Drawn:
-    """Gold gained for each fault, a panel for each method and number of labels."""
-    panels = list(own.groupby(["method", "labels"]))
-    figure = Figure(figsize=(3.4 + 2.8 * len(panels), 4.6), dpi=150, layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
-    for axis, ((method, size), panel) in zip(axes, panels, strict=True):
-        for look, (name, label) in enumerate({"peak": "at the peak", "end": "at the end"}.items()):
+    """Gold gained by best of n for each fault: a panel for the peak and one for the end, a mark for each N."""
+    figure = Figure(figsize=(10.4, 4.8), dpi=150, layout="constrained")
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    chosen = own[own.method == "best_of_n"]
+    for axis, (name, words) in zip(axes, {"peak": "at the peak", "end": "at the largest n"}.items(), strict=True):
+        for look, (size, panel) in enumerate(chosen.groupby("labels")):
             rows = panel.set_index("kind").loc[list(FAULTS)]
             errors = [rows[name] - rows[f"{name}_low"], rows[f"{name}_high"] - rows[name]]
             places = np.arange(len(rows)) + 0.24 * look - 0.12
-            axis.errorbar(rows[name], places, xerr=errors, fmt=MARKERS[look], color=COLORS[look], label=label)
-        axis.set_title(f"{METHODS[str(method)]}, {size:,} labels", fontsize=10)
-        axis.set_xlabel("gold gained")
+            marks = {"fmt": MARKERS[look], "color": COLORS[look], "label": f"{size:,} labels"}
+            axis.errorbar(rows[name], places, xerr=errors, **marks)
+        axis.set_xlabel(f"gold gained {words}")
         grid(axis)
-    axes[0].set_yticks(range(len(FAULTS)), [*FAULTS.values()])
+    flips = chosen.groupby("kind").flips.mean()
+    besides = {kind: f"\nand {100 * flips[kind]:.0f} % flips" for kind in FAULTS if kind != FLIP and flips[kind] > 0}
+    axes[0].set_yticks(range(len(FAULTS)), [label + besides.get(kind, "") for kind, label in FAULTS.items()])
     axes[0].invert_yaxis()
     axes[0].set_xlim(left=min(0.0, axes[0].get_xlim()[0]))
-    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right upper")
-    title = f"Faults of labels that agree with gold on {100 * AGREEMENT:g} % of the pairs"
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=9, frameon=False, loc="outside right upper")
+    title = f"Best of n by labels of which {100 * AGREEMENT:g} % agree with gold, for one fault or another"
     return Drawn(titled(figure, title, note), f"{title}: gold gained. {note}")
 
 

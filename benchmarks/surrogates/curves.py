@@ -123,6 +123,8 @@ class TwoWay(Interval):
     standard_error: float
     chance: float
     """Two-sided p-value of a mean of 0."""
+    within: float = math.nan
+    """The smallest bound that two one-sided tests at 5 % find the mean within (Schuirmann 1987)."""
 
     @classmethod
     def of(cls, table: Array) -> Self:
@@ -146,8 +148,9 @@ class TwoWay(Interval):
         both = (rest**2).sum() / ((num - 1) * (size - 1)) / (num * size)
         variance = max(by_row + by_column - both, by_row, by_column)
         if variance <= (1e-12 * max(1.0, abs(mean))) ** 2:
-            return cls(mean, mean, mean, num, 0.0, float(abs(mean) < 1e-12))
+            return cls(mean, mean, mean, num, 0.0, float(abs(mean) < 1e-12), abs(mean))
         freedom = max(num - 1, variance**2 / (by_row**2 / (num - 1) + by_column**2 / (size - 1)))
         error = math.sqrt(variance)
-        half = float(stats.t.ppf(0.975, freedom)) * error
-        return cls(mean, mean - half, mean + half, num, error, float(2 * stats.t.sf(abs(mean) / error, freedom)))
+        less, half = (float(stats.t.ppf(level, freedom)) * error for level in (0.95, 0.975))
+        chance = float(2 * stats.t.sf(abs(mean) / error, freedom))
+        return cls(mean, mean - half, mean + half, num, error, chance, abs(mean) + less)

@@ -72,11 +72,11 @@ def draw_information(own: pd.DataFrame, titles: Mapping[str, str], note: str, un
             grid(axis)
             if not column:
                 axis.set_ylabel(label)
-        axes[0, column].set_title(titles[kind], fontsize=10)
-        axes[1, column].set_xlabel(f"{INFORMATION}: labels without flips that tell as much")
+        axes[0, column].set_title(titles[kind] if len(titles) > 1 else "", fontsize=10)
+        axes[1, column].set_xlabel(f"{INFORMATION}: clean labels that would tell as much")
         axes[1, column].axhline(0, color="#888888", linestyle="--", linewidth=1)
     for row, measure in enumerate(labels):
         keep_in_view(axes[row, 0], own[measure])
     axes[0, 0].legend(fontsize=8, frameon=False)
     title = "What is gained and lost, against the information in the labels"
-    return Drawn(titled(figure, title, note), f"Peak and drop against N(1 - 2e)². {note}")
+    return Drawn(titled(figure, title, note), f"Peak and drop against N(1 - 2e)²; along a line N doubles. {note}")

@@ -44,7 +44,8 @@ def outcome_of(row: Row, expected: str, bound: float) -> str:
     """What came of a prediction of a claim, by its row of a family: "held", "failed" or "open".
 
     A direction ("above" or "below" 0) has held where the claim is clear by Holm on that side, and failed where it is on
-    the other. "within" a bound has held where `bound_of` is no larger, and failed where the 95 % interval lies outside.
+    the other. "within" a bound has held where the smallest such bound is no larger, and failed where the 95 %
+    interval lies outside.
     """
     if expected == "within":
         held, failed = row["within"] <= bound, max(row["low"], -row["high"]) > bound
@@ -91,7 +92,8 @@ def prediction_table(told: Sequence[Outcome], size: int) -> Table:
         for each, row, outcome in told
     ]
     caption = (
-        f"A direction has held where it is clear by Holm among all {size} claims; a bound, where two one-sided tests "
-        "find the value within it. Open: neither held nor failed. In units of gold."
+        f"A direction has held where it is clear by Holm among all {size} claims, and failed where the other one is; a "
+        "bound has held where two one-sided tests, which are not corrected, find the value within it, and failed where "
+        "the interval lies outside. Open: neither. In units of gold."
     )
     return Table.of(rows, caption, "Predictions and outcomes")

@@ -120,24 +120,20 @@ def claims(curves: Mapping[Key, Curve]) -> list[Row]:
 def claim_row(what: str, judge: str, kind: str, labels: int, table: Array) -> Row:
     """A claim that a table of repeats by instructions [R, I] has another mean than 0."""
     alone = Estimate.of(table.mean(axis=1))
-    row = {"judge": judge, "kind": kind, "labels": labels, "claim": what} | estimate_cells("", TwoWay.of(table))
+    row = {"judge": judge, "kind": kind, "labels": labels, "claim": what} | tested(table)
     return row | {"repeats_low": alone.low, "repeats_high": alone.high}
+
+
+def tested(table: Array) -> Row:
+    """The columns of a mean that is tested against 0, and within which bound of it it lies."""
+    value = TwoWay.of(table)
+    return estimate_cells("", value) | {"within": value.within}
 
 
 def corrected(rows: Sequence[Row]) -> list[Row]:
     """A family of claims, with whether each is clear by Holm's procedure."""
     holds = rejected([row["chance"] for row in rows])
     return [{**row, "holm": kept} for row, kept in zip(rows, holds, strict=True)]
-
-
-def bound_of(row: Row) -> float:
-    """The smallest bound within which the mean lies by two one-sided tests at 5 %: the far end of its 90 % interval.
-
-    That is taken as .84 of the width of the 95 % interval, its share by the normal distribution; by Student's t, of few
-    seeds, it is less, so the bound is not too small. NaN without an interval.
-    Source: Schuirmann 1987, J. Pharmacokinet. Biopharm.
-    """
-    return float(abs(row["mean"]) + 1.6449 / 1.96 * (row["high"] - row["mean"]))
 
 
 def _named(key: Key) -> dict[str, Any]:

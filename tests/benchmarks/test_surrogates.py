@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from alpacafarm_env.benchmarks.harness.estimates import rejected
 from alpacafarm_env.benchmarks.surrogates.curves import TwoWay, best_of_n, drop_and_peak, policy_kl, slope
@@ -121,6 +122,12 @@ def test_two_way_error_leans_towards_caution_on_noise_alone():
     rng = np.random.default_rng(1)
     chances = [TwoWay.of(rng.normal(size=(20, 60))).chance for _ in range(400)]
     assert np.mean(np.array(chances) < 0.05) <= 0.07
+
+
+def test_two_one_sided_tests_take_the_seeds_own_t():
+    found = TwoWay.of(np.array([[0.1], [0.3], [0.6], [-0.2]]) + np.zeros((1, 5)))
+    low, high = stats.t.interval(0.9, 3, found.mean, found.standard_error)
+    assert found.within == pytest.approx(max(high, -low))
 
 
 def test_one_repeat_has_a_mean_without_an_error():
