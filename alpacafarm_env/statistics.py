@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 RIDGE = 1e-6
 """Weight of the squared parameters in the length-controlled fit: makes a separable table's optimum finite."""
 LENGTH_WEIGHT: Final = -1.613
-"""Prior mean of length's weight in the length-controlled fit: that of AlpacaEval 2's two gamed baselines, GPT-4 told to
-be verbose (-1.5835) and to be concise (-1.6425), as published. Below 0: the judge likes long responses."""
+"""GPT-4's prior mean of length's weight in the length-controlled fit: that of AlpacaEval 2's two gamed baselines, told
+to be verbose (-1.5835) and to be concise (-1.6425), as published. Below 0: the judge likes long responses."""
 LENGTH_PRECISION: Final = 11.6
 """Its precision (1 / variance): what the gamed rows tell of that weight, by AlpacaEval's weight of 0.1 for each. Their
 Fisher information, 0.1 x sum of p (1 - p) tanh(d / sd(d))^2, is 5.4 + 6.2 for the published texts and weights."""
@@ -32,7 +32,8 @@ LEADERBOARD_COLUMNS: Final = (
 )
 """The columns of the published AlpacaEval leaderboards, and the 95 % interval of the last of them."""
 LENGTH_CONTROL: Final = (
-    "length_controlled_winrate: what the win rate would be at equal lengths, with its 95 % interval (lc_low, lc_high)"
+    "length_controlled_winrate: what the win rate would be at equal lengths, with its 95 % interval (lc_low, lc_high); "
+    "the judge's taste for length is taken for "
 )
 
 
@@ -96,14 +97,16 @@ def win_rate(credits: ArrayLike) -> WinRateSummary:
 
 
 def leaderboard_row(
-    generator: str, credits: ArrayLike, responses: Sequence[str], references: Sequence[str]
+    generator: str, credits: ArrayLike, responses: Sequence[str], references: Sequence[str], judge: str = ""
 ) -> dict[str, Any]:
     """One generator's row under `LEADERBOARD_COLUMNS`: credits, responses and references are [B].
 
-    Lengths are characters; avg_length is rounded down as published.
+    Lengths are characters; avg_length is rounded down as published. A judge that GPT-4 is part of by its name has
+    GPT-4's taste for length as its prior, as on the published leaderboards.
     """
     lengths, base_lengths = list(map(len, responses)), list(map(len, references))
-    controlled = length_controlled_win_rate(credits, lengths, base_lengths)
+    prior = {"weight": LENGTH_WEIGHT, "precision": LENGTH_PRECISION} if is_gpt4(judge) else {}
+    controlled = length_controlled_win_rate(credits, lengths, base_lengths, **prior)
     return {
         "generator": generator,
         **win_rate(credits).row(),
@@ -114,20 +117,31 @@ def leaderboard_row(
     }
 
 
+def is_gpt4(judge: str) -> bool:
+    """Whether a recorded judge's verdicts are GPT-4's, by its name: "alpaca_eval_gpt4", for instance."""
+    return "gpt4" in judge.lower().replace("-", "")
+
+
+def length_control_note(judge: str) -> str:
+    """What the columns of the length-controlled win rate are, and by which prior."""
+    return LENGTH_CONTROL + ("GPT-4's where verdicts are few." if is_gpt4(judge) else "unknown.")
+
+
 def length_controlled_win_rate(
     credits: ArrayLike,
     lengths: ArrayLike,
     reference_lengths: ArrayLike,
     *,
-    weight: float = LENGTH_WEIGHT,
-    precision: float = LENGTH_PRECISION,
+    weight: float = 0.0,
+    precision: float = 0.1,
 ) -> Interval:
     """Length-controlled win rate in percent, what the win rate would be at equal lengths, with its 95 % interval.
 
     Fits P(win_i) = sigmoid(theta * tanh(d_i / sd(d)) + beta), d_i = reference length - response length, to the credits
     [B] of one generator, and gives 100 * sigmoid(beta). theta has a normal prior of mean `weight` and 1 / variance
-    `precision` (0: none). The default is what AlpacaEval's penalty amounts to, which ties each fit to two baselines
-    that were told to be verbose and to be concise: see `LENGTH_WEIGHT`. AlpacaEval's fit also has a difficulty of each
+    `precision` (0: none). The default says little, and holds for any judge. `LENGTH_WEIGHT` and `LENGTH_PRECISION` are
+    GPT-4's: what AlpacaEval's penalty amounts to, which ties each fit to two baselines that were told to be verbose and
+    to be concise. AlpacaEval's fit also has a difficulty of each
     instruction, from a table outside its repository. It is left out: estimated from the judged models themselves, it
     takes the result away from the published figures. Rows without a verdict are left out of the fit but kept in sd, as
     upstream. The interval is over instructions, by a sandwich estimate of beta's variance in which the prior counts as

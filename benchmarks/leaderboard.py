@@ -26,7 +26,7 @@ from ..cli.options import parse
 from ..data import RecordedDataset
 from ..data.load import recorded_dataset
 from ..errors import DataError
-from ..statistics import COUNTS, LENGTH_CONTROL, leaderboard_row
+from ..statistics import COUNTS, leaderboard_row, length_control_note
 from ..statistics import LEADERBOARD_COLUMNS as COLUMNS
 from ..terminal import format_cell
 from .harness.page import Drawn, Page, publish, read_manifest, read_table
@@ -85,7 +85,7 @@ def replay(dataset: RecordedDataset, generator: str) -> NDArray[np.float64]:
 def replayed_rows(dataset: RecordedDataset, generator: str) -> list[Row]:
     """One generator's row of the table."""
     outputs, references = dataset.outputs(generator), dataset.references("eval")
-    return [leaderboard_row(generator, replay(dataset, generator), outputs, references)]
+    return [leaderboard_row(generator, replay(dataset, generator), outputs, references, dataset.judge)]
 
 
 def compare(table: pd.DataFrame, published: pd.DataFrame) -> dict[str, Any]:
@@ -147,16 +147,16 @@ def describe(rows: pd.DataFrame, facts: Mapping[str, Any]) -> str:
     )
 
 
-def describe_comparison(comparison: Mapping[str, Any], source: str) -> list[str]:
+def describe_comparison(comparison: Mapping[str, Any], source: str, judge: str) -> list[str]:
     """The comparison with the published leaderboard in sentences."""
     largest = ", ".join(f"{column} {value:.2g}" for column, value in comparison["differences"].items())
     return [
         f"Published leaderboard {source}: {comparison['num_models']} models compared. Max |difference|: {largest}.",
         f"Win rate and standard error within {TOLERANCE:g} and all counts equal: "
         f"{'yes' if reproduced(comparison) else 'NO'}.",
-        f"{LENGTH_CONTROL}. Against the published one over {comparison['num_length_controlled']} models: correlation "
-        f"{comparison['correlation']:.4f}, mean |difference| {comparison['mean_difference']:.2f} points, largest "
-        f"{comparison['largest_difference']:.2f}.",
+        f"{length_control_note(judge)} Against the published one over {comparison['num_length_controlled']} models: "
+        f"correlation {comparison['correlation']:.4f}, mean |difference| {comparison['mean_difference']:.2f} points, "
+        f"largest {comparison['largest_difference']:.2f}.",
     ]
 
 
@@ -195,9 +195,11 @@ def run(options: LeaderboardOptions) -> int:
 def page(folder: Path) -> Page:
     """The study's page, of its stored files."""
     rows, facts = read_table(folder / "table.csv"), read_manifest(folder)["facts"]
-    note, lines, headline, comparison = describe(rows, facts), [LENGTH_CONTROL + "."], "", facts["comparison"]
+    note, judge, headline, comparison = describe(rows, facts), facts["judge"], "", facts["comparison"]
+    lines = [length_control_note(judge)]
     if comparison:
-        lines, largest = describe_comparison(comparison, facts["published"]), comparison["differences"]["win_rate"]
+        lines = describe_comparison(comparison, facts["published"], judge)
+        largest = comparison["differences"]["win_rate"]
         headline = f"largest difference to the published win rates: {largest:.2g} points, "
         headline += f"{comparison['num_models']} models"
     if facts["unjudged"]:

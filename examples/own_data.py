@@ -134,4 +134,5 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # models this small lose by more on a busy machine
     main(tyro.cli(Options))

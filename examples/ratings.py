@@ -19,6 +19,7 @@ ratings 76.7 [76.4, 76.9] %, binarized 76.4 [76.1, 76.6] %, choices 76.4 [74.7, 
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 import tyro
 
 from alpacafarm_env import sandbox
@@ -78,4 +79,5 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # models this small lose by more on a busy machine
     main(tyro.cli(Options))

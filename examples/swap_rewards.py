@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import torch
 import tyro
 
 import alpacafarm_env  # noqa: F401  # registers the environments
@@ -71,4 +72,5 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # models this small lose by more on a busy machine
     main(tyro.cli(Options))

@@ -140,7 +140,7 @@ class Evaluate(JudgeOptions):
         Raises:
             AlpacaFarmError: A file, an option or the server; nothing is written then, and answers so far are kept.
         """
-        from ..statistics import LEADERBOARD_COLUMNS, LENGTH_CONTROL, leaderboard_row
+        from ..statistics import LEADERBOARD_COLUMNS, leaderboard_row, length_control_note
         from ..terminal import format_table
         from . import annotations as files
 
@@ -160,7 +160,7 @@ class Evaluate(JudgeOptions):
         lines = [
             format_table(LEADERBOARD_COLUMNS, [row]),
             f"judge: {judged.label} | reference: {reference}",
-            f"{LENGTH_CONTROL}.",
+            length_control_note(""),
             *([f"written: {self.out}"] if self.out else []),
             *judged.summary(generator),
         ]

@@ -242,7 +242,7 @@ class Study:
             {**self.config, package: new.get(package), **_flat(self._contents)},
         )
         if changes:
-            text = f"{self.out} holds a study made with other settings: {'; '.join(changes)}."
+            text = f"{self.out} holds a study made with other settings or data: {'; '.join(changes)}."
             raise CheckpointError(f"{text} {ANOTHER_OUT}")
         if others := differences(old, new):
             text = "was begun with other versions, so that digits may differ between its cells"

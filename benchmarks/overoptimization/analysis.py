@@ -293,7 +293,8 @@ class Results:
         methods: Those that ran.
         falls: Of each of them.
         costs: Of each share of flips and method that was also run without flips.
-        kept_falls, kept_costs: Which of them stay clear at the largest KL by Holm's method over all of their kind.
+        eased: What `NOISY` costs beside each treatment that has as many flips, and more labels, models or a penalty.
+        kept_falls, kept_costs, kept_eased: Which of them stay clear at the largest KL by Holm's method over their kind.
         fits: Parameters of the curves that can be fitted.
     """
 
@@ -303,7 +304,11 @@ class Results:
         self.falls = {key: Fall.of(curves) for key, curves in self.curves.items()}
         pairs = {key: self.paired((CLEAN, key[1]), key) for key in self.curves if key[0] in FLIPS[1:]}
         self.costs = {key: Cost.of(*pair) for key, pair in pairs.items() if pair}
-        self.kept_falls, self.kept_costs = kept(self.falls), kept(self.costs)
+        flipped = {name for name, each in BY_NAME.items() if each.flip == BY_NAME[NOISY].flip} - {NOISY}
+        like = [key for key in self.curves if key[0] in flipped]
+        beside = {key: self.paired(key, (NOISY, key[1])) for key in like}
+        self.eased = {key: Cost.of(*pair) for key, pair in beside.items() if pair}
+        self.kept_falls, self.kept_costs, self.kept_eased = kept(self.falls), kept(self.costs), kept(self.eased)
         fits = {key: fit(curves) for key, curves in self.curves.items() if key[1] in FITTED}
         self.fits = {key: each for key, each in fits.items() if each}
 

@@ -21,6 +21,7 @@ from .analysis import (
     METHOD_WORDS,
     NOISY,
     Along,
+    Cost,
     Key,
     Results,
     distances,
@@ -42,6 +43,8 @@ NOISE: Final = "overoptimization"
 """The figure of noisy against clean labels."""
 PAPER: Final = {NOISY: 43, "gpt4": 50, "human": 55}
 """Win rates of PPO by p_sim^ann, by p_sim^GPT-4 and by people's labels, as people judge: Dubois et al. 2023."""
+WIDTH: Final = 120
+"""Of a figure's legend, in letters."""
 GAINED: Final = {"proxy": "proxy gained (SFT's std)", "gold": "gold gained (gold units)"}
 
 
@@ -77,17 +80,19 @@ def page(folder: Path) -> Page:
     """The result that the study's files hold."""
     manifest = read_manifest(folder)
     results, trained = Results(read_table(folder / "table.csv")), read_table(folder / "reward_models.csv")
+    several = {*trained[trained.member > 0].treatment}
     own = {name: each.get("title", name) for name, each in manifest["facts"].get("treatments", {}).items()}
     titles = dict.fromkeys((name for name, _ in results.curves), "") | own | {x.name: x.title for x in TREATMENTS}
     shown, models = Labelled(results, titles, manifest["config"]["sizes"]), reward_models(trained)
     rows = {
         "falls": fall_rows(shown),
-        "costs": cost_rows(shown),
+        "costs": cost_rows(shown, shown.results.costs, shown.results.kept_costs, "less", "without flips"),
+        "eased": cost_rows(shown, shown.results.eased, shown.results.kept_eased, "more", f"by {titles.get(NOISY)}"),
         "win_rates": win_rate_rows(shown),
         "transfer": transfer_rows(shown),
         "fits": fit_rows(shown),
         "reward_models": model_rows(models, titles),
-        "proxies": proxy_rows(shown, models),
+        "proxies": proxy_rows(shown, {name: each for name, each in models.items() if name not in several}),
     }
     captions = sentences("overoptimization/captions.txt.j2", label=shown.label())
     return Page(
@@ -170,20 +175,31 @@ def fall_rows(shown: Labelled) -> list[dict[str, str]]:
     ]
 
 
-def cost_rows(shown: Labelled) -> list[dict[str, str]]:
-    """A row a share of flips and method: how much less gold there is than without flips, and how much more it falls."""
+def cost_rows(
+    shown: Labelled, costs: Mapping[Key, Cost], kept: Mapping[Key, bool], which: str, than: str
+) -> list[dict[str, str]]:
+    """A row a treatment and method: how much less, or more, gold there is than by another, and what that does to falls.
+
+    Args:
+        shown: The results.
+        costs: Of each row.
+        kept: Which of them stay clear.
+        which: "less" or "more" gold.
+        than: By what.
+    """
+    falls = {"less": "more", "more": "less"}[which]
     return [
         {
             **shown.key(key),
             "n seeds": str(cost.deeper.num),
             "compared to, nats": number(cost.along.reached),
-            "gold less than without flips": interval_text(cost.along.end, ""),
-            "by Holm": clear(shown.results.kept_costs.get(key)),
-            "less at, nats": within(cost.along),
-            "falls more, there": interval_text(cost.deeper, ""),
-            "falls more, to the runs' ends": interval_text(cost.to_ends, ""),
+            f"gold {which} than {than}": interval_text(cost.along.end, ""),
+            "by Holm": clear(kept.get(key)),
+            f"{which} at, nats": within(cost.along),
+            f"falls {falls}, there": interval_text(cost.deeper, ""),
+            f"falls {falls}, to the runs' ends": interval_text(cost.to_ends, ""),
         }
-        for key, cost in shown.results.costs.items()
+        for key, cost in costs.items()
     ]
 
 
@@ -219,7 +235,7 @@ def transfer_rows(shown: Labelled) -> list[dict[str, str]]:
 
 
 def proxy_rows(shown: Labelled, models: Mapping[str, Mapping[str, Estimate]]) -> list[dict[str, str]]:
-    """A row a treatment and method: how far the proxy has risen, in its unit and in the reward model's own."""
+    """A row a treatment of one reward model, and method: how far it has risen, in its unit and in the model's own."""
     rows = []
     for key, fall in shown.results.falls.items():
         if (scale := models.get(key[0], {}).get("scale")) is not None and scale.num:
@@ -344,7 +360,9 @@ def draw_gains(results: Results, keys: Mapping[str, Key], title: str) -> Drawing
         axis.tick_params(labelsize=14)
         grid(axis)
     below.axis("off")  # the legend's place: lines may run anywhere within the axes
-    below.legend(*axes[0].get_legend_handles_labels(), fontsize=14, frameon=False, loc="upper left", ncols=3)
+    handles, labels = axes[0].get_legend_handles_labels()
+    columns = next(num for num in (3, 2, 1) if num * (6 + max(map(len, labels))) <= WIDTH or num == 1)
+    below.legend(handles, labels, fontsize=14, frameon=False, loc="upper left", ncols=columns)
     titled(figure).suptitle(title, fontsize=18, x=0.01, ha="left")
     words = f"Sandbox (simulation). Lines: means of {seeds_text(len(results.curves[key]) for key in keys.values())}; "
     words += f"shaded: their 95 % t-intervals, from {FEWEST} seeds on."

@@ -22,6 +22,8 @@ from alpacafarm_env.statistics import (
     win_rate,
 )
 
+GPT4 = {"weight": LENGTH_WEIGHT, "precision": LENGTH_PRECISION}
+
 
 def test_win_rate_equals_the_upstream_example():
     summary = win_rate([0, 1, 1, 0.5, 0.5, math.nan, math.nan, 0.2, 0.9])
@@ -50,6 +52,9 @@ def test_a_leaderboard_row():
     assert tuple(row) == LEADERBOARD_COLUMNS
     assert (row["generator"], row["win_rate"], row["n_total"], row["avg_length"]) == ("me", 50, 3, 2)
     found = length_controlled_win_rate(credits, [1, 2, 4, 1], [3, 1, 1, 2])
+    assert (row["length_controlled_winrate"], row["lc_low"], row["lc_high"]) == (found.mean, found.low, found.high)
+    found = length_controlled_win_rate(credits, [1, 2, 4, 1], [3, 1, 1, 2], **GPT4)
+    row = leaderboard_row("me", credits, responses, references, "alpaca_eval_gpt4")
     assert (row["length_controlled_winrate"], row["lc_low"], row["lc_high"]) == (found.mean, found.low, found.high)
 
 
@@ -98,10 +103,26 @@ def test_the_interval_of_length_control_covers_what_it_should():
     rng, hits, num = np.random.default_rng(0), 0, 400
     for seed in range(num):
         theta = rng.normal(LENGTH_WEIGHT, LENGTH_PRECISION**-0.5)
-        found = length_controlled_win_rate(*judged_by_length(theta, 0.8, 120, seed))
+        found = length_controlled_win_rate(*judged_by_length(theta, 0.8, 120, seed), **GPT4)
         hits += found.low <= 100 / (1 + math.exp(-0.8)) <= found.high
         assert found.low < found.mean < found.high
     assert 0.925 <= hits / num <= 0.975  # 95 %, within two standard errors
+
+
+@pytest.mark.parametrize("theta", [0, -1.6, -3])
+def test_without_a_known_judge_it_covers_as_well(theta):
+    found = [length_controlled_win_rate(*longer_throughout(theta, 200, seed)) for seed in range(200)]
+    assert np.mean([each.low <= 100 / (1 + math.exp(-0.8)) <= each.high for each in found]) >= 0.91
+
+
+def longer_throughout(theta, num, seed):
+    """Credits of a judge with such a taste for length, of responses that are nearly all longer than the reference."""
+    rng = np.random.default_rng(seed)
+    references = rng.normal(1000, 200, num).round()
+    lengths = references + rng.normal(300, 200, num).round()
+    gaps = references - lengths
+    chance = 1 / (1 + np.exp(-(theta * np.tanh(gaps / gaps.std(ddof=1)) + 0.8)))
+    return (rng.random(num) < chance).astype(float), lengths, references
 
 
 def test_length_control_is_antisymmetric_and_knows_its_ends():

@@ -97,7 +97,7 @@ def test_rows_become_curves_and_double_rows_are_refused():
 def test_falls_are_compared_at_equal_kl_and_to_the_ends():
     """Both follow one R(d), d(2 - d), highest at d = 1; the noisy runs go to d = 1.5 only, the clean ones to 2."""
     rows = []
-    for name, end in (("none", 2.0), ("ann", 1.5)):
+    for name, end in (("none", 2.0), ("ann", 1.5), ("mean_3", 1.0)):
         for seed in range(3):
             for step, d in enumerate(np.linspace(0, end, 31)):
                 row = {"treatment": name, "method": "ppo", "seed": seed, "step": step, "n": None, "kl_exact": d**2}
@@ -112,7 +112,9 @@ def test_falls_are_compared_at_equal_kl_and_to_the_ends():
     place, dropped = clean.won["win_rate_simulated"]
     assert (place, dropped.mean) == (30, pytest.approx(0))  # it rises to the end
     assert clean.won["win_rate_human"][1].mean == pytest.approx(10, abs=0.1)
-    assert results.kept_falls == {("none", "ppo"): True, ("ann", "ppo"): True}
+    assert results.kept_falls == {("none", "ppo"): True, ("ann", "ppo"): True, ("mean_3", "ppo"): False}
+    assert [*results.eased] == [("mean_3", "ppo")]
+    assert results.eased["mean_3", "ppo"].to_ends.mean == pytest.approx(0.25, abs=0.01)
 
 
 def test_ranges_begin_where_it_was_measured():
