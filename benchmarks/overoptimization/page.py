@@ -36,14 +36,14 @@ GROUPED: Final = ("best_of_n", "ppo")
 GROUPS: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
     "flips": ("share of flipped labels", FLIPS),
     "labellers": ("who labels", (NOISY, "human", CLEAN, "gpt4")),
-    "penalties": ("PPO's KL penalty", ("kl_0125", "kl_025", NOISY, "kl_1", "kl_2")),
+    "penalties": ("KL penalty", ("kl_0125", "kl_025", NOISY, "kl_1", "kl_2")),
 }
 """Treatments that are drawn together: file name -> title and names. Others are drawn next to `NOISY`."""
 NOISE: Final = "overoptimization"
 """The figure of noisy against clean labels."""
 PAPER: Final = {NOISY: 43, "gpt4": 50, "human": 55}
 """Win rates of PPO by p_sim^ann, by p_sim^GPT-4 and by people's labels, as people judge: Dubois et al. 2023."""
-WIDTH: Final = 120
+WIDTH: Final = 100
 """Of a figure's legend, in letters."""
 GAINED: Final = {"proxy": "proxy gained (SFT's std)", "gold": "gold gained (gold units)"}
 
