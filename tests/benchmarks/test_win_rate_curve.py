@@ -68,7 +68,7 @@ def test_a_folder_has_one_setting_and_the_instructions_there_are(options):
     manifest = json.loads((options.out / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["config"]["num_val"], manifest["config"]["num_eval"]) == (4, 16)
     assert run(replace(options, seeds=1, steps=1, num_eval=805)) == 0  # the same study
-    with pytest.raises(CheckpointError, match=r"settings: steps was 1, is 2; ppo\.total_steps was 1, is 2\. Choose"):
+    with pytest.raises(CheckpointError, match=r"steps was 1, is 2; ppo\.total_steps was 1, is 2\. Choose"):
         run(replace(options, seeds=1, steps=2, num_eval=805))
 
 
