@@ -31,10 +31,6 @@ LEADERBOARD_COLUMNS: Final = (
     *("avg_length", "length_controlled_winrate", "lc_low", "lc_high"),
 )
 """The columns of the published AlpacaEval leaderboards, and the 95 % interval of the last of them."""
-LENGTH_CONTROL: Final = (
-    "length_controlled_winrate: what the win rate would be at equal lengths, with its 95 % interval (lc_low, lc_high); "
-    "the judge's taste for length is taken for "
-)
 
 
 @dataclass(frozen=True)
@@ -101,11 +97,11 @@ def leaderboard_row(
 ) -> dict[str, Any]:
     """One generator's row under `LEADERBOARD_COLUMNS`: credits, responses and references are [B].
 
-    Lengths are characters; avg_length is rounded down as published. A judge that GPT-4 is part of by its name has
+    Lengths are characters; avg_length is rounded down as published. A judge with "gpt4" in its name has
     GPT-4's taste for length as its prior, as on the published leaderboards.
     """
     lengths, base_lengths = list(map(len, responses)), list(map(len, references))
-    prior = {"weight": LENGTH_WEIGHT, "precision": LENGTH_PRECISION} if is_gpt4(judge) else {}
+    prior = {"weight": LENGTH_WEIGHT, "precision": LENGTH_PRECISION} if _is_gpt4(judge) else {}
     controlled = length_controlled_win_rate(credits, lengths, base_lengths, **prior)
     return {
         "generator": generator,
@@ -117,14 +113,18 @@ def leaderboard_row(
     }
 
 
-def is_gpt4(judge: str) -> bool:
-    """Whether a recorded judge's verdicts are GPT-4's, by its name: "alpaca_eval_gpt4", for instance."""
-    return "gpt4" in judge.lower().replace("-", "")
-
-
 def length_control_note(judge: str) -> str:
     """What the columns of the length-controlled win rate are, and by which prior."""
-    return LENGTH_CONTROL + ("GPT-4's where verdicts are few." if is_gpt4(judge) else "unknown.")
+    return (
+        "length_controlled_winrate: what the win rate would be at equal lengths, with its 95 % interval (lc_low, "
+        "lc_high); before its verdicts the judge's taste for length is taken for "
+        f"{'that of GPT-4' if _is_gpt4(judge) else 'unknown'}."
+    )
+
+
+def _is_gpt4(judge: str) -> bool:
+    """Whether a recorded judge's verdicts are GPT-4's, by its name: "alpaca_eval_gpt4", for instance."""
+    return "gpt4" in judge.lower().replace("-", "")
 
 
 def length_controlled_win_rate(
@@ -141,12 +141,12 @@ def length_controlled_win_rate(
     [B] of one generator, and gives 100 * sigmoid(beta). theta has a normal prior of mean `weight` and 1 / variance
     `precision` (0: none). The default says little, and holds for any judge. `LENGTH_WEIGHT` and `LENGTH_PRECISION` are
     GPT-4's: what AlpacaEval's penalty amounts to, which ties each fit to two baselines that were told to be verbose and
-    to be concise. AlpacaEval's fit also has a difficulty of each
-    instruction, from a table outside its repository. It is left out: estimated from the judged models themselves, it
-    takes the result away from the published figures. Rows without a verdict are left out of the fit but kept in sd, as
-    upstream. The interval is over instructions, by a sandwich estimate of beta's variance in which the prior counts as
-    an observation, of a fit with one more win and one more loss at equal lengths: without them it has no width where
-    all verdicts agree. Its ends are NaN for a single verdict, and all is NaN without one.
+    to be concise. AlpacaEval's fit also has a difficulty of each instruction, from a table outside its repository. It
+    is left out: estimated from the judged models themselves, it takes the result away from the published figures. Rows
+    without a verdict are left out of the fit but kept in sd, as upstream. The interval is over instructions, by a
+    sandwich estimate of beta's variance in which the prior counts as an observation, of a fit with one more win and one
+    more loss at equal lengths: without them it has no width where all verdicts agree. Its ends are NaN for a single
+    verdict, and all is NaN without one.
     Source: Dubois et al. 2024 (arXiv 2404.04475).
 
     Raises ValueError if shapes differ, a credit lies outside [0, 1], a length is not finite, `weight` is not from -100

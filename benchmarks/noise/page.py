@@ -23,7 +23,6 @@ from ..surrogates.predictions import claim_cells, ends, prediction_table, win_ra
 from .analysis import outcomes
 from .matched import ONCE
 
-LIKED: Final = "length_bias"
 STRONGEST: Final = 0.99 * MOST
 JUDGES: Final = {OWN: "gold", "sim_eval": "win rate by p_sim^eval, points", "human": "win rate by human raters, points"}
 CLAIMS: Final = {
@@ -49,7 +48,7 @@ FAULTS: Final = {
     "position_bias": "taste for the first shown",
     "annotator_noise": "annotators' tastes for length and lists",
     "instruction_noise": "instructions' tastes for length and lists",
-    LIKED: "shared taste for length",
+    "length_bias": "shared taste for length",
     "list_bias": "shared taste for lists",
 }
 """In the order of the page: by how many labels share the fault."""
@@ -110,18 +109,19 @@ def page(folder: Path) -> Page:
 
     found = sentences("noise/findings.txt.j2", told=told, counts=counts, claimed=claimed, num_claims=len(claims),
                       text=ends, information=INFORMATION, grid=KIND, once=ONCE, faults=FAULTS)  # fmt: skip
-    lift = {row["kind"]: ends(row) for row in gold if row["claim"] == "lift"}
-    told_by = f"{counts['held']} of {len(told)} predictions held, {counts['failed']} failed"
-    headline = (
-        f"four times as many labels add {lift.get(FLIP)} to gold where labels are flipped, {lift.get(LIKED)} where the "
-        f"judge has a taste for length; {told_by}"
-    )
+    headline = ""
+    if told:
+        lift = {row["kind"]: ends(row) for row in gold if row["claim"] == "lift"}
+        headline = (
+            f"four times as many labels add {lift[FLIP]} to gold where labels are flipped, {lift['length_bias']} where "
+            f"the judge likes length; {counts['held']} of {len(told)} predictions held, {counts['failed']} failed"
+        )
     return Page(
         "Noise with known gold",
         tables,
         found,
         figures,
-        headline if told else "",
+        headline,
         {"information": INFORMATION},
         printed=("predictions", "drops", "peaks"),
     )
