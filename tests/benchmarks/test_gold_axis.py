@@ -64,7 +64,7 @@ def test_methods_draw_equally_many_samples():
     ends = {
         name: full.samples(name, full.places(name))[-1] for name in METHODS if name not in ("best_of_n", "kto", "dpo")
     }
-    assert max(ends.values()) == ends["ppo"] == 10_240
+    assert max(ends.values()) == ends["ppo"] == 5_120
     assert min(ends.values()) > 0.98 * ends["ppo"]
     assert full.samples("dpo", full.places("dpo")) == [0] * len(full.steps)
     assert dict(full.changed("grpo"))["total_steps"] == full.steps[-1]
