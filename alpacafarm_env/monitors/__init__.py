@@ -1,10 +1,10 @@
 """Monitors of a run: numbers from its metrics, without gold, that tell when the proxy is no longer worth following.
 
-    monitor = Monitor(Detector.load("detector.json"), action="stop")
+    monitor = Monitor(action="stop")
     agent.learn(callback=monitor)          # one of ours
     GRPOTrainer(..., callbacks=[monitor.for_trl()])
     PPO(...).learn(20_000, monitor.for_sb3())
-    watch("results/train/ppo-ann-0", Detector.load("detector.json"))
+    watch("results/train/ppo-ann-0")
 
 `wrappers.RewardAudit` adds what needs the responses' texts: repetition, and second opinions on some of them.
 """

@@ -19,6 +19,8 @@ from .signals import SIGNALS, Array, signals
 Metrics = Sequence[Mapping[str, Any]]
 Past = NDArray[np.bool_]
 """[K] of a run's K steps: whether gold has passed its peak and fallen."""
+SHIPPED: Final = Path(__file__).parent / "detector.json"
+"""Fitted on all runs of the study of monitors (docs/studies/monitors.md)."""
 PENALTY: Final = 1.0
 """Weight of the ridge on standardised signals."""
 
@@ -108,8 +110,8 @@ class Detector:
         write_atomic(Path(path), json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Reads what `save` wrote; CheckpointError if that is something else."""
+    def load(cls, path: str | Path = SHIPPED) -> Self:
+        """Reads what `save` wrote, the shipped detector by default; CheckpointError if that is something else."""
         try:
             return cls(**read_json(Path(path)))
         except TypeError as error:

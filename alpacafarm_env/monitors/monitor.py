@@ -25,7 +25,7 @@ class Monitor:
     """Is given each step's metrics, and says whether the run should go on: a callback of `learn`.
 
     Args:
-        detector: Fitted on other runs; see `Detector.fit`.
+        detector: Fitted on other runs; see `Detector.fit`. None: the shipped one, of runs of the sandbox.
         threshold: Log-odds above which it warns; None: the detector's.
         action: "stop" ends the run with its first warning; "warn" lets it go on.
         keep: Is called after each step until the first warning, to save the policy: what it wrote last is the policy
@@ -44,7 +44,7 @@ class Monitor:
 
     def __init__(
         self,
-        detector: Detector,
+        detector: Detector | None = None,
         *,
         threshold: float | None = None,
         action: Literal["warn", "stop"] = "warn",
@@ -54,8 +54,8 @@ class Monitor:
     ) -> None:
         if action not in ACTIONS:
             raise did_you_mean("action", action, ACTIONS)
-        self.detector, self.action = detector, action
-        self.threshold = detector.threshold if threshold is None else threshold
+        self.detector, self.action = detector or Detector.load(), action
+        self.threshold = self.detector.threshold if threshold is None else threshold
         self.warned: int | None = None
         self.kept: int | None = None
         self.scores: list[float] = []
@@ -99,7 +99,7 @@ class Monitor:
         warn_caller(text, OveroptimizationWarning)
 
 
-def watch(run: str | Path | Metrics, detector: Detector, *, threshold: float | None = None) -> int | None:
+def watch(run: str | Path | Metrics, detector: Detector | None = None, *, threshold: float | None = None) -> int | None:
     """The first step of a finished or running run that its monitor would warn of; None for none.
 
     Args:
@@ -108,6 +108,7 @@ def watch(run: str | Path | Metrics, detector: Detector, *, threshold: float | N
         threshold: As of `Monitor`.
     """
     metrics = read_run(run) if isinstance(run, str | Path) else run
+    detector = detector or Detector.load()
     limit = detector.threshold if threshold is None else threshold
     for row, score in zip(metrics, detector.scores(metrics), strict=True):
         if score > limit:

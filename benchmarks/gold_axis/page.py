@@ -16,7 +16,7 @@ from ..harness.plots import COLORS, MARKERS, grid, titled
 from ..harness.report import Table, number, sentences
 from ..surrogates.figures import keep_in_view
 from ..surrogates.predictions import claim_cells, ends, prediction_table, win_rate_table
-from .analysis import outcomes
+from .analysis import PPO, outcomes
 from .runs import LABELLINGS, METHODS, AxisPlan
 
 CLAIMS: Final = {
@@ -47,13 +47,16 @@ def page(folder: Path) -> Page:
     if told:
         tables["predictions"] = prediction_table(told, len(claimed))
     clear = [row for row in records(claimed) if row["holm"]]
-    found = sentences("gold_axis/findings.txt.j2", clear=clear, num=len(claimed), text=ends, names=METHODS,
-                      kinds=LABELLINGS, claims=CLAIMS)  # fmt: skip
+    ranked = {kind: records(own[own.kind == kind].sort_values("peak", ascending=False)) for kind in kinds}
+    found = sentences("gold_axis/findings.txt.j2", kinds=ranked, clear=clear, num=len(claimed), text=ends,
+                      names=METHODS, labellings=LABELLINGS, claims=CLAIMS)  # fmt: skip
     figures = {
         "kl": draw(curves, "kl", "Gold gained by each method, at equal KL", note),
         "proxy": draw(curves, "proxy", "Gold gained by each method, at equal proxy", note),
     }
-    headline = f"{len(clear)} of {len(claimed)} claims stay clear"
+    last = kinds[min(1, len(kinds) - 1)]
+    peaks = ", ".join(f"{METHODS[row['method']]} {ends(row, 'peak')}" for row in ranked[last][:: len(ranked[last]) - 1])
+    headline = f"{LABELLINGS[last]}: gold at the peak from {peaks}; {len(clear)} of {len(claimed)} claims are clear"
     return Page("Methods on one gold axis", tables, found, figures, headline, printed=order)
 
 
@@ -110,7 +113,8 @@ def draw(curves: pd.DataFrame, along: str, title: str, note: str) -> Drawn:
                 look: dict[str, Any] = {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)]}
                 look["linestyle"] = "-" if place < len(COLORS) else "--"
                 axis.plot(x, own.gold, label=name, markersize=3.5, linewidth=1.6, **look)
-                axis.fill_between(x, own.gold_low, own.gold_high, color=look["color"], alpha=0.08, linewidth=0)
+                if method == PPO:  # thirteen bands hide each other
+                    axis.fill_between(x, own.gold_low, own.gold_high, color=look["color"], alpha=0.15, linewidth=0)
         axis.set_title(LABELLINGS[kind], fontsize=10)
         axis.set_xlabel(AXES[along])
         grid(axis)
@@ -118,4 +122,4 @@ def draw(curves: pd.DataFrame, along: str, title: str, note: str) -> Drawn:
     keep_in_view(axes[0], curves.gold)
     lines = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(lines.values(), lines.keys(), fontsize=8, frameon=False, loc="outside right upper")
-    return Drawn(titled(figure, title, note), f"{title}. {note}")
+    return Drawn(titled(figure, title, note), f"{title}; the band is PPO's. {note}")

@@ -1,6 +1,6 @@
 """The study of monitors: what tells that gold has fallen, without gold?
 
-    python -m alpacafarm_env.benchmarks.monitors --runs results/gold_axis results/noise [--quick]
+    python -m alpacafarm_env.benchmarks.monitors [--runs results/gold_axis results/noise]
 
 It reads the runs of finished studies, trains nothing, and needs scikit-learn. Each run's signals are judged by
 detectors that were fitted on the runs of other methods, or with other labels, beside single signals, a threshold on the
@@ -41,7 +41,7 @@ class MonitorOptions(StudyOptions):
     repeats: ClassVar[bool] = False
     no_data: ClassVar[str] = "it reads the runs of other studies."
 
-    runs: Annotated[tuple[Path, ...], Field(min_length=1)] = (Path("results/gold_axis"), Path("results/noise"))
+    runs: Annotated[tuple[Path, ...], Field(min_length=1)] = (Path("results/gold_axis"),)
     """Folders of finished studies whose runs are watched."""
     real: Path | None = None
     """Folder of `real_policy`, whose runs are watched by the detector of all the others."""
