@@ -28,7 +28,7 @@ BUDGETS = {
     "wrappers": 177,
     "benchmarks": 8_733,
     "examples": 437,
-    "tests": 19_749,
+    "tests": 19_756,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..experiment.faults import FLIP
 from ..experiment.fresh import OWN
 from ..harness.page import Drawn, Page, read_manifest, read_table, records
 from ..harness.plots import COLORS, MARKERS, grid, titled
@@ -54,9 +55,8 @@ def page(folder: Path) -> Page:
         "kl": draw(curves, "kl", "Gold gained by each method, at equal KL", note),
         "proxy": draw(curves, "proxy", "Gold gained by each method, at equal proxy", note),
     }
-    last = kinds[min(1, len(kinds) - 1)]
-    peaks = ", ".join(f"{METHODS[row['method']]} {ends(row, 'peak')}" for row in ranked[last][:: len(ranked[last]) - 1])
-    headline = f"{LABELLINGS[last]}: gold at the peak from {peaks}; {len(clear)} of {len(claimed)} claims are clear"
+    most, least = (f"{METHODS[row['method']]} ({ends(row, 'peak')})" for row in (ranked[FLIP][0], ranked[FLIP][-1]))
+    headline = f"{LABELLINGS[FLIP]}: gold gains most by {most}, least by {least}"
     return Page("Methods on one gold axis", tables, found, figures, headline, printed=order)
 
 

@@ -20,12 +20,12 @@ from pydantic import Field
 
 from ...cli.options import Count
 from ...errors import DataError
-from ...monitors import SIGNALS, Detector
+from ...monitors import SIGNALS
 from ..harness.page import publish
 from ..harness.runner import Cell, run_cells
 from ..harness.study import Row, Study, StudyOptions, run_command, write_csv
 from ..surrogates.features import scikit_learn
-from .analysis import ALL, DETECTORS, FALSE_ALARMS, detector_rows, group_rows, watched_of
+from .analysis import detector_of, detector_rows, group_rows, watched_of
 from .page import page
 from .real import COLUMNS, Runs, find_real, real_rows
 from .runs import find_runs, outcomes_of, signal_rows
@@ -74,7 +74,7 @@ def run(options: MonitorOptions) -> int:
 
 def with_outcome(row: Row, told: Mapping[Any, Any]) -> Row:
     """A row of signals with what became of gold, beside it."""
-    places, gold, past = told[row["study"], row["method"], row["labels"], row["seed"]]
+    places, gold, past = told[row["study"], row["method"], row["labels"], row["run_seed"]]
     number = places.index(row["place"])
     return {**row, "gold": float(gold[number]), "past": bool(past[number])}
 
@@ -85,10 +85,7 @@ def write_results(study: Study, rows: list[Row], real: Runs) -> None:
     runs = watched_of(pd.read_csv(study.out / "table.csv"))
     write_csv(study.out / "detectors.csv", detector_rows(runs))
     write_csv(study.out / "groups.csv", group_rows(runs))
-    names = DETECTORS[ALL]
-    facts = {"runs": len(runs), "falls": sum(bool(run.past.any()) for run in runs), "level": "sandbox"}
-    tables = [run.signals(names) for run in runs]
-    fitted = Detector.fit(tables, [run.past for run in runs], names=names, false_alarms=FALSE_ALARMS, facts=facts)
+    fitted = detector_of(runs)
     fitted.save(study.out / "detector.json")
     write_csv(study.out / "real.csv", real_rows(real, fitted), COLUMNS)
     study.note(level="sandbox")

@@ -72,8 +72,15 @@ def watched_of(table: pd.DataFrame) -> list[Watched]:
             rows.gold.to_numpy(np.float64),
             rows.past.to_numpy(bool),
         )
-        for (study, method, labels, _), rows in table.groupby(["study", "method", "labels", "seed"], sort=False)
+        for (study, method, labels, _), rows in table.groupby(["study", "method", "labels", "run_seed"], sort=False)
     ]
+
+
+def detector_of(runs: Sequence[Watched]) -> Detector:
+    """The detector of all runs by all signals."""
+    facts = {"runs": len(runs), "falls": sum(bool(run.past.any()) for run in runs), "level": "sandbox"}
+    tables, past = [run.signals(DETECTORS[ALL]) for run in runs], [run.past for run in runs]
+    return Detector.fit(tables, past, names=DETECTORS[ALL], false_alarms=FALSE_ALARMS, facts=facts)
 
 
 def held_out(

@@ -126,7 +126,7 @@ def signal_rows(run: Run, places: Sequence[int], on_progress: ProgressFn) -> lis
     if sealed := [name for row in metrics for name in row if "gold" in name or "win_rate" in name]:
         raise DataError(f"{run.folder}: expected metrics without gold, got {sealed[0]}.")
     by_step = {int(row["step"]): values for row, values in zip(metrics, table_of(metrics), strict=True)}
-    facts = {"study": run.study, "method": run.method, "labels": run.labels, "seed": run.seed}
+    facts = {"study": run.study, "method": run.method, "labels": run.labels, "run_seed": run.seed}
     samples = np.cumsum([row["tokens"] / row["tokens/mean"] for row in metrics])
     counts = {int(row["step"]): round(float(number)) for row, number in zip(metrics, samples, strict=True)}
     return [

@@ -123,13 +123,13 @@ def take(folder: Path, docs: Path, *, changed: bool = False) -> str:
 
 
 def refuse_cut(path: Path, seeds: Sequence[int]) -> None:
-    """Refuses a table that ends in the middle of a line, or lacks one of these seeds; SystemExit."""
+    """Refuses a table that ends in the middle of a line, or has other seeds than these; SystemExit."""
     if not path.read_bytes().endswith(b"\n"):
         sys.exit(
             f"{path}: expected a whole table, got one whose last line does not end. Run the study's command again."
         )
     table = read_table(path)
-    if "seed" in table and len(table) and not {*seeds} <= {*table.seed}:  # `monitors` reads runs of other seeds
+    if "seed" in table and len(table) and {*table.seed} != {*seeds}:
         found = ", ".join(map(str, sorted({*table.seed})))
         sys.exit(f"{path}: expected the manifest's seeds {', '.join(map(str, seeds))}, got {found}.")
 

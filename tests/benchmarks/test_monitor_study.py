@@ -1,6 +1,7 @@
 """The study of monitors on a made-up study's folder: what is held out, what is sealed, and what its numbers say."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from alpacafarm_env.benchmarks.monitors.analysis import (
     SHUFFLED,
     auroc,
     best_fixed,
+    detector_of,
     gold_at,
     held_out,
     watched_of,
@@ -151,7 +153,7 @@ def test_runs_without_a_fall_are_refused(tmp_path):
 
 def watched(past, length, *, method="ppo", labels="flip", gold=None):
     table = pd.DataFrame(
-        {"study": "s", "method": method, "labels": labels, "seed": 0, "place": range(1, len(past) + 1)}
+        {"study": "s", "method": method, "labels": labels, "run_seed": 0, "place": range(1, len(past) + 1)}
     )
     gold = np.zeros(len(past)) if gold is None else gold
     (one,) = watched_of(table.assign(length=length, samples=256 * table.place, past=past, gold=gold))
@@ -191,3 +193,12 @@ def test_stopping_keeps_the_place_before_the_warning():
     assert [gold_at(one, stop) for stop in (None, 3, 0)] == [2.0, 3.0, 0.0]
     other = watched([False] * 4, [0] * 4, method="grpo", labels="no fault", gold=np.array([0.0, 5.0, 1.0, 1.0]))
     assert best_fixed([one, other], one) == 2.0  # at the other's best place
+
+
+def test_the_shipped_detector_is_that_of_the_stored_runs():
+    table = Path(__file__).parents[2] / "docs" / "studies" / "monitors" / "table.csv"
+    fitted, shipped = detector_of(watched_of(pd.read_csv(table))), Detector.load()
+    for name in ("weights", "means", "scales"):
+        assert getattr(shipped, name) == pytest.approx(getattr(fitted, name), rel=1e-4)
+    assert shipped.threshold == pytest.approx(fitted.threshold, rel=1e-4)
+    assert shipped.facts == fitted.facts
