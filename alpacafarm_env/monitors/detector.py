@@ -1,4 +1,7 @@
-"""A detector: the log-odds that gold has passed its peak, by a step's signals, fitted on runs whose gold is known."""
+"""A detector: a score of whether gold has fallen, by a step's signals, fitted on runs whose gold is known.
+
+The score is the log-odds that it has, as if it had at half of the steps: both kinds of steps weigh the same.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Detector:
     Attributes:
         means, scales, weights: By signal.
         intercept: In log-odds.
-        threshold: Log-odds above which a step is warned of.
+        threshold: The score above which a step is warned of.
         facts: What it was fitted on, and how well it did, for readers.
     """
 
@@ -87,7 +90,7 @@ class Detector:
         return replace(found, threshold=float(np.quantile(highest, 1 - false_alarms)))
 
     def scores(self, metrics: Metrics) -> Array:
-        """The log-odds [K] at each step that gold has passed its peak, by the steps up to it."""
+        """The score [K] of each step, by the steps up to it."""
         return self.scores_of(table_of(metrics, tuple(self.weights)))
 
     def scores_of(self, table: Array) -> Array:
@@ -98,7 +101,7 @@ class Detector:
         return np.asarray(standard @ weights + self.intercept, dtype=np.float64)
 
     def parts(self, metrics: Metrics) -> dict[str, float]:
-        """What each signal adds to the last step's log-odds, the most first."""
+        """What each signal adds to the last step's score, the most first."""
         found = {name: values[-1] for name, values in signals(metrics).items() if name in self.weights}
         parts = {
             name: self.weights[name] * (value - self.means[name]) / self.scales[name] for name, value in found.items()

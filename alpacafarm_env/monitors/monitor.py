@@ -36,7 +36,7 @@ class Monitor:
     Attributes:
         warned: The step of the first warning; None before.
         kept: The step that was kept last; None before.
-        scores: The log-odds of each step so far.
+        scores: The detector's of each step so far.
 
     Raises:
         UnknownNameError: There is no such action.

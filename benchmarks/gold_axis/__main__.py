@@ -1,4 +1,4 @@
-"""The study of methods on one gold axis: which of them over-optimizes least?
+"""The study of methods on one gold axis: which of them gains most gold, and which loses it?
 
     python -m alpacafarm_env.benchmarks.gold_axis [--quick] [--seeds N] [--methods ...] [--processes N]
 

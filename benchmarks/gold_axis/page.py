@@ -21,10 +21,10 @@ from .analysis import PPO, outcomes
 from .runs import LABELLINGS, METHODS, AxisPlan
 
 CLAIMS: Final = {
-    "peak": "gold at the peak, less PPO's",
-    "fall_at_kl": "gold lost at equal KL, less PPO's",
-    "gold_at_proxy": "gold at equal proxy, less PPO's",
-    "cost of length": "gold at the peak by flips, less that by a taste for length",
+    "peak": "gold at the peak minus PPO's",
+    "fall_at_kl": "gold lost at equal KL minus PPO's",
+    "gold_at_proxy": "gold at equal proxy minus PPO's",
+    "cost of length": "gold at the peak by flips minus that by a taste for length",
 }
 AXES: Final = {"kl": "√KL to SFT (√nats a response)", "proxy": "proxy gained (SD within an instruction)"}
 
@@ -52,11 +52,11 @@ def page(folder: Path) -> Page:
     found = sentences("gold_axis/findings.txt.j2", kinds=ranked, clear=clear, num=len(claimed), text=ends,
                       names=METHODS, labellings=LABELLINGS, claims=CLAIMS)  # fmt: skip
     figures = {
-        "kl": draw(curves, "kl", "Gold gained by each method, at equal KL", note),
-        "proxy": draw(curves, "proxy", "Gold gained by each method, at equal proxy", note),
+        "kl": draw(curves, "kl", "Gold gained by each method, against KL", note),
+        "proxy": draw(curves, "proxy", "Gold gained by each method, against the proxy", note),
     }
     most, least = (f"{METHODS[row['method']]} ({ends(row, 'peak')})" for row in (ranked[FLIP][0], ranked[FLIP][-1]))
-    headline = f"{LABELLINGS[FLIP]}: gold gains most by {most}, least by {least}"
+    headline = f"{LABELLINGS[FLIP]}: mean gold at the peak is highest by {most}, lowest by {least}"
     return Page("Methods on one gold axis", tables, found, figures, headline, printed=order)
 
 
@@ -83,8 +83,10 @@ def peak_table(own: pd.DataFrame, note: str) -> Table:
         "" if kind == next(iter(LABELLINGS)) else f", which agree with gold on {100 * AxisPlan.agreed:g} % of pairs"
     )
     caption = (
-        f"Labels by gold: {LABELLINGS[kind]}{agreed}. The peak is chosen on other seeds and instructions. KL and "
-        f"proxy of the comparison: the largest that three quarters of the methods reach with all seeds. {note}"
+        f"Labels by gold: {LABELLINGS[kind]}{agreed}. The peak is chosen on other seeds and instructions; KL and "
+        "samples are those of the highest mean. Samples: by best-of-n answers to an instruction, else answers that "
+        "were trained on. Best-of-n's KL is its formula, the others' is measured. KL and proxy of the comparison: the "
+        f"largest that three quarters of the methods reach with all seeds. {note}"
     )
     return Table.of(rows, caption, LABELLINGS[kind].capitalize())
 
@@ -111,7 +113,8 @@ def draw(curves: pd.DataFrame, along: str, title: str, note: str) -> Drawn:
             if len(own):
                 x = np.sqrt(np.maximum(own.kl, 0)) if along == "kl" else own.proxy
                 look: dict[str, Any] = {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)]}
-                look["linestyle"] = "-" if place < len(COLORS) else "--"
+                if place >= len(COLORS):
+                    look |= {"linestyle": "--", "markerfacecolor": "white"}
                 axis.plot(x, own.gold, label=name, markersize=3.5, linewidth=1.6, **look)
                 if method == PPO:  # thirteen bands hide each other
                     axis.fill_between(x, own.gold_low, own.gold_high, color=look["color"], alpha=0.15, linewidth=0)
@@ -121,5 +124,5 @@ def draw(curves: pd.DataFrame, along: str, title: str, note: str) -> Drawn:
     axes[0].set_ylabel("gold gained over SFT")
     keep_in_view(axes[0], curves.gold)
     lines = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(lines.values(), lines.keys(), fontsize=8, frameon=False, loc="outside right upper")
+    figure.legend(lines.values(), lines.keys(), fontsize=8, frameon=False, handlelength=3.5, loc="outside right upper")
     return Drawn(titled(figure, title, note), f"{title}; the band is PPO's. {note}")

@@ -1,9 +1,9 @@
 """How well signals tell that gold has fallen, on methods, or on kinds of labels, that the detector has never seen.
 
 The runs of each method are judged by a detector fitted on the runs of all others; so are those of each kind of labels.
-The area under the ROC curve (AUROC) is the chance that a place after gold's fall has a higher score than one before it,
-or one of a run without a fall; at equal step, than the same place of such a run. Compared are places that one detector
-has judged. Intervals resample the groups of runs (study, method, labels), and the runs within them.
+The area under the ROC curve (AUROC) is the chance that a place where gold has fallen has a higher score than one where
+it has not; at equal step, than the same place of another run. Compared are places that one detector has judged.
+Intervals resample methods, and the runs within them; detectors are not fitted again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ DETECTORS: Final = {
 SHUFFLED: Final = "all signals, outcomes shuffled"
 METHOD, LABELS = 1, 2
 """What is left out: places in a run's group."""
-WORTH: Final = ("false_alarms", "warned_of_falls", "lead", "kept", "lost")
+WORTH: Final = ("false_alarms", "warned_of_falls", "lead", "saved", "kept", "tuned", "lost")
 RESAMPLES: Final = 1000
 FALSE_ALARMS: Final = 0.05
+LIMITS: Final = 50
+"""Thresholds that are tried, quantiles of the scores, for the one that keeps most gold."""
 
 
 @dataclass(frozen=True)
@@ -83,26 +85,43 @@ def detector_of(runs: Sequence[Watched]) -> Detector:
     return Detector.fit(tables, past, names=DETECTORS[ALL], false_alarms=FALSE_ALARMS, facts=facts)
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """What detectors that have not seen a run's method, or labels, say of it; NaN where there was nothing to learn."""
+
+    scores: list[Array]
+    """[K] of each run."""
+    limits: list[float]
+    """The threshold of each run's detector, of few false alarms."""
+    tuned: list[float]
+    """Its threshold that would have kept most gold of the runs that it was fitted on."""
+
+
 def held_out(
     runs: Sequence[Watched], names: Sequence[str], *, by: int = METHOD, past: Sequence[Past] | None = None
-) -> tuple[list[Array], list[float]]:
-    """Each run's scores [K] by the detector that has not seen its method, or labels, and the detector's threshold.
-
-    `past` are the outcomes to learn from, the runs' own if None. NaN where there was nothing to learn from.
-    """
+) -> HeldOut:
+    """Fits a detector for each method, or kind of labels, on all others; `past`: outcomes to learn from instead."""
     outcomes = [run.past for run in runs] if past is None else past
-    scores = [np.full(len(run.past), np.nan) for run in runs]
-    thresholds = [np.nan] * len(runs)
+    found = HeldOut([np.full(len(run.past), np.nan) for run in runs], [np.nan] * len(runs), [np.nan] * len(runs))
     for fold in dict.fromkeys(run.group[by] for run in runs):
         others = [i for i, run in enumerate(runs) if run.group[by] != fold]
         if len({bool(each) for i in others for each in outcomes[i]}) < 2:
             continue
         tables = [runs[i].signals(names) for i in others]
         detector = Detector.fit(tables, [outcomes[i] for i in others], names=names, false_alarms=FALSE_ALARMS)
+        tuned = most_kept([runs[i] for i in others], [detector.scores_of(table) for table in tables])
         for i, run in enumerate(runs):
             if run.group[by] == fold:
-                scores[i], thresholds[i] = detector.scores_of(run.signals(names)), detector.threshold
-    return scores, thresholds
+                found.scores[i] = detector.scores_of(run.signals(names))
+                found.limits[i], found.tuned[i] = detector.threshold, tuned
+    return found
+
+
+def most_kept(runs: Sequence[Watched], scores: Sequence[Array]) -> float:
+    """The threshold on these scores by which the runs keep most gold; infinite where no stop is best."""
+    limits = [*np.quantile(np.concatenate(list(scores)), np.linspace(0, 1, LIMITS)), np.inf]
+    pairs = list(zip(runs, scores, strict=True))
+    return float(max(limits, key=lambda limit: np.mean([gold_at(run, _first(own > limit)) for run, own in pairs])))
 
 
 def auroc(scores: Sequence[Array], past: Sequence[Past], strata: Sequence[NDArray[Any]]) -> float:
@@ -121,10 +140,10 @@ def auroc(scores: Sequence[Array], past: Sequence[Past], strata: Sequence[NDArra
 
 
 def with_interval(runs: Sequence[Watched], of: Callable[[Sequence[int]], float], seed: int = 0) -> Interval:
-    """A number of runs, by their positions, with the 95 % percentiles of resampled groups and of runs within them."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
+    """A number of runs, by their positions, with the 95 % percentiles of resampled methods and of runs within them."""
+    groups: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
-        groups.setdefault(run.group, []).append(position)
+        groups.setdefault(run.group[METHOD], []).append(position)
     rng, members = keyed_rng(seed, "monitors", "resamples"), list(groups.values())
     drawn = []
     for _ in range(RESAMPLES):
@@ -145,13 +164,13 @@ def detector_rows(runs: Sequence[Watched]) -> list[Row]:
         past = shuffled if control else [run.past for run in runs]
         row: Row = {"detector": name}
         for by, start in ((METHOD, ""), (LABELS, "labels_")):
-            scores, thresholds = held_out(runs, columns, by=by, past=past)
+            held = held_out(runs, columns, by=by, past=past)
             folds = [np.full(len(run.past), run.group[by]) for run in runs]
             steps = [[f"{run.group[by]}, {place}" for place in run.table.place] for run in runs]
             for measure, strata in ((f"{start}auroc", folds), (f"{start}at_step", list(map(np.array, steps)))):
-                row |= _ends(measure, with_interval(runs, partial(_area, scores, past, strata)))
+                row |= _ends(measure, with_interval(runs, partial(_area, held.scores, past, strata)))
             if by == METHOD and not control:
-                row |= stopping(runs, scores, thresholds)
+                row |= stopping(runs, held)
         rows.append(row)
     columns_of = list(rows[0])
     return [{column: row.get(column) for column in columns_of} for row in rows]
@@ -163,17 +182,20 @@ def _area(
     return auroc([scores[i] for i in chosen], [past[i] for i in chosen], [strata[i] for i in chosen])
 
 
-def stopping(runs: Sequence[Watched], scores: Sequence[Array], thresholds: Sequence[float]) -> Row:
+def stopping(runs: Sequence[Watched], held: HeldOut) -> Row:
     """What a detector's warnings are worth, each at the threshold of its training runs; means, and a median lead."""
     columns: dict[str, list[float]] = {name: [] for name in WORTH}
-    for run, own, limit in zip(runs, scores, thresholds, strict=True):
+    for run, own, limit, tuned in zip(runs, held.scores, held.limits, held.tuned, strict=True):
         stop, fall = _first(own > limit), _first(run.past)
         kept, samples, nothing = gold_at(run, stop), run.table.samples, float("nan")
         columns["false_alarms"].append(float(stop is not None) if fall is None else nothing)
         columns["warned_of_falls"].append(nothing if fall is None else float(stop is not None))
         lead = nothing if stop is None or fall is None else float(samples.iloc[fall] - samples.iloc[stop])
         columns["lead"].append(lead)
-        columns["kept"].append(kept - best_fixed(runs, run))
+        fixed = best_fixed(runs, run)
+        columns["saved"].append(kept - gold_at(run, None))
+        columns["kept"].append(kept - fixed)
+        columns["tuned"].append(gold_at(run, _first(own > tuned)) - fixed)
         columns["lost"].append(max(0.0, float(run.gold.max())) - kept)
     row: Row = {"falls": sum(bool(run.past.any()) for run in runs), "runs": len(runs)}
     for name, values in columns.items():
@@ -211,8 +233,8 @@ def _ends(name: str, value: Interval) -> Row:
 
 
 def group_rows(runs: Sequence[Watched]) -> list[Row]:
-    """A row a method and labels: runs, falls, and the AUROC of all signals on that method."""
-    scores, _ = held_out(runs, DETECTORS[ALL])
+    """A row a method and labels: runs, falls, and on the method places where gold has fallen and the AUROC."""
+    scores = held_out(runs, DETECTORS[ALL]).scores
     rows = []
     for group in dict.fromkeys(run.group for run in runs):
         own = [run for run in runs if run.group == group]
@@ -221,5 +243,6 @@ def group_rows(runs: Sequence[Watched]) -> list[Row]:
         area = auroc([scores[i] for i in same], [runs[i].past for i in same], one)
         fallen = sum(bool(run.past.any()) for run in own)
         row = dict(zip(("study", "method", "labels"), group, strict=True))
-        rows.append({**row, "runs": len(own), "falls": fallen, "auroc": area})
+        past = sum(int(runs[i].past.sum()) for i in same)
+        rows.append({**row, "runs": len(own), "falls": fallen, "places": past, "auroc": area})
     return rows

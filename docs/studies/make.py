@@ -212,7 +212,8 @@ def measured(folder: Path) -> str:
     manifest = read_manifest(folder)
     versions = manifest["versions"]
     which = ", ".join(f"{name} {versions[name]}" for name in ("alpacafarm-env", "torch", "numpy"))
-    tables = ", ".join(f"[{file.name}]({folder.name}/{file.name})" for file in sorted(folder.glob("*.csv")))
+    files = [file for file in sorted(folder.glob("*.csv")) if len(read_table(file))]
+    tables = ", ".join(f"[{file.name}]({folder.name}/{file.name})" for file in files)
     table = read_table(folder / "table.csv")
     untrained = {"ppo", "dpo"} <= {*manifest["facts"].get("missing", ())}  # the seeds are those of runs
     groups = [table[name] for name in ("treatment", "method") if "seed" in table and name in table]

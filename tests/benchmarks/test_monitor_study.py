@@ -20,6 +20,7 @@ from alpacafarm_env.benchmarks.monitors.analysis import (
     detector_of,
     gold_at,
     held_out,
+    most_kept,
     watched_of,
 )
 from alpacafarm_env.benchmarks.monitors.page import page
@@ -169,14 +170,14 @@ def test_a_detector_has_not_seen_the_method_or_the_labels_that_it_judges():
     one = [np.zeros(4)] * len(runs)
 
     def area(by, chosen):
-        scores, thresholds = held_out(runs, ("length",), by=by)
-        assert np.isfinite(thresholds).all()
-        return auroc([scores[i] for i in chosen], [runs[i].past for i in chosen], [one[i] for i in chosen])
+        held = held_out(runs, ("length",), by=by)
+        assert np.isfinite(held.limits).all()
+        return auroc([held.scores[i] for i in chosen], [runs[i].past for i in chosen], [one[i] for i in chosen])
 
     assert area(METHOD, [0, 1]) == 0.0
     assert area(LABELS, [2, 3, 4, 5]) == 1.0
-    nothing, _ = held_out(runs[:2], ("length",))
-    assert all(np.isnan(each).all() for each in nothing)
+    nothing = held_out(runs[:2], ("length",))
+    assert all(np.isnan(each).all() for each in nothing.scores)
 
 
 def test_areas_are_within_strata():
@@ -193,6 +194,9 @@ def test_stopping_keeps_the_place_before_the_warning():
     assert [gold_at(one, stop) for stop in (None, 3, 0)] == [2.0, 3.0, 0.0]
     other = watched([False] * 4, [0] * 4, method="grpo", labels="no fault", gold=np.array([0.0, 5.0, 1.0, 1.0]))
     assert best_fixed([one, other], one) == 2.0  # at the other's best place
+    rising, scores = np.array([0.0, 1.0, 2.0, 3.0]), [np.array([0.0, 1.0, 2.0, 3.0])]
+    assert 2.0 <= most_kept([one], scores) < 3.0  # which warns of the last place, and keeps the one before it
+    assert most_kept([watched([False] * 4, [0] * 4, gold=rising)], scores) >= 3.0  # never
 
 
 def test_the_shipped_detector_is_that_of_the_stored_runs():
