@@ -26,9 +26,9 @@ BUDGETS = {
     "alpacafarm_env": 9_716,
     "agents": 5_371,
     "wrappers": 177,
-    "benchmarks": 8_761,
+    "benchmarks": 8_759,
     "examples": 437,
-    "tests": 19_760,
+    "tests": 19_759,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

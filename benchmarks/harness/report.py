@@ -24,8 +24,8 @@ SIMULATION = (
 
 
 def number(value: float, unit: str = "", sign: str = "") -> str:
-    """A number with the digits that are worth reading in its unit ("%", "characters" or another); "–" for NaN."""
-    decimals = {"%": 1, "characters": 0}.get(unit, 2)
+    """A number with the digits worth reading in its unit ("%", "characters", "samples" or another); "–" for NaN."""
+    decimals = {"%": 1, "characters": 0, "samples": 0}.get(unit, 2)
     # As Python rounds, numpy's own numbers too. Adding zero turns a negative zero into a positive one.
     return "–" if math.isnan(value) else f"{round(float(value), decimals) + 0.0:{sign}.{decimals}f}"
 

@@ -43,8 +43,6 @@ METHOD, LABELS = 1, 2
 WORTH: Final = ("false_alarms", "warned_of_falls", "lead", "saved", "kept", "tuned", "lost")
 RESAMPLES: Final = 1000
 FALSE_ALARMS: Final = 0.05
-LIMITS: Final = 50
-"""Thresholds that are tried, quantiles of the scores, for the one that keeps most gold."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +117,12 @@ def held_out(
 
 def most_kept(runs: Sequence[Watched], scores: Sequence[Array]) -> float:
     """The threshold on these scores by which the runs keep most gold; infinite where no stop is best."""
-    limits = [*np.quantile(np.concatenate(list(scores)), np.linspace(0, 1, LIMITS)), np.inf]
-    pairs = list(zip(runs, scores, strict=True))
-    return float(max(limits, key=lambda limit: np.mean([gold_at(run, _first(own > limit)) for run, own in pairs])))
+    limits = np.append(np.unique(np.concatenate(list(scores))), np.inf)
+    kept = np.zeros(len(limits))
+    for run, own in zip(runs, scores, strict=True):
+        stops = np.searchsorted(np.maximum.accumulate(own), limits, side="right")  # places before the first above it
+        kept += np.append(0.0, run.gold)[stops]
+    return float(limits[kept.argmax()])
 
 
 def auroc(scores: Sequence[Array], past: Sequence[Past], strata: Sequence[NDArray[Any]]) -> float:
@@ -213,8 +214,7 @@ def _middle(values: Array, chosen: Sequence[int], *, median: bool) -> float:
 
 def gold_at(run: Watched, stop: int | None) -> float:
     """Gold of the place before the warning, where the policy was kept; of the last one without a warning."""
-    place = len(run.gold) - 1 if stop is None else stop - 1
-    return float(run.gold[place]) if place >= 0 else 0.0
+    return float(np.append(0.0, run.gold)[len(run.gold) if stop is None else stop])
 
 
 def best_fixed(runs: Sequence[Watched], run: Watched) -> float:

@@ -10,9 +10,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ...monitors import SIGNALS
+from ...statistics import Interval
 from ..harness.page import Drawn, Page, read_manifest, read_table, records
 from ..harness.plots import COLORS, MARKERS, grid, titled
-from ..harness.report import Table, number, sentences
+from ..harness.report import Table, interval_text, number, sentences
 from .analysis import ALL, FALSE_ALARMS, KL, SHUFFLED, STEP
 from .real import GOLDS
 from .runs import ERRORS
@@ -47,13 +48,10 @@ def page(folder: Path) -> Page:
     return Page("Monitors", tables, found, {"auroc": draw(detectors, note)}, headline, method=(METHOD,))
 
 
-def ends(row: Mapping[str, Any], name: str, form: str = "{:.2f}") -> str:
+def ends(row: Mapping[str, Any], name: str, unit: str = "") -> str:
     """A number with its interval; nothing where there is none."""
-    if row[name] != row[name]:
-        return ""
-    texts = (form.format(row[each]) for each in (name, f"{name}_low", f"{name}_high"))
-    value, low, high = (text.lstrip("-") if text.strip("-0.") == "" else text for text in texts)
-    return f"{value} [{low}, {high}]"
+    value, low, high = (row[name + end] for end in ("", "_low", "_high"))
+    return "" if value != value else interval_text(Interval(value, low, high, 0), unit)
 
 
 def detector_table(detectors: pd.DataFrame, note: str) -> Table:
@@ -67,7 +65,7 @@ def detector_table(detectors: pd.DataFrame, note: str) -> Table:
             "labels, at equal step": ends(row, "labels_at_step"),
             "false alarms, share of runs without a fall": ends(row, "false_alarms"),
             "falls warned of, share": ends(row, "warned_of_falls"),
-            "lead, samples": ends(row, "lead", "{:,.0f}"),
+            "lead, samples": ends(row, "lead", "samples"),
             "gold kept, less without a stop": ends(row, "saved"),
             "gold kept, less the best fixed step": ends(row, "kept"),
             "by the threshold that kept most": ends(row, "tuned"),
