@@ -106,7 +106,7 @@ class GroupPolicyConfig(OnlineConfig):
         whole = self.rollout_batch_size % self.num_generations == 0
         self.require(whole, "num_generations", f"a divisor of rollout_batch_size={self.rollout_batch_size}")
         grouped = self.num_generations > 1 or (self.baseline == "none" and self.scale != "group")
-        self.require(grouped, "num_generations", "2 or more, as the baseline or the scale is a group's,")
+        self.require(grouped, "num_generations", "2 or more, as the baseline or the scale is a group's")
         self.require(not self.to_go or self.kl_in == "reward", "kl_in", "'reward' with to_go")
         if self.kl_estimator not in KL_ESTIMATORS:
             raise did_you_mean("KL estimator", self.kl_estimator, KL_ESTIMATORS)

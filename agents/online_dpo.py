@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UnscoredError
-from ..oracles.base import PreferenceOracle
+from ..oracles.base import PreferenceOracle, compare
 from .collecting import CollectingAgent, OnlineConfig, columns, drift, update_in_epochs
 from .dpo import pair_sums
 from .language_model import LanguageModel
@@ -54,7 +54,7 @@ class OnlineDPOConfig(OnlineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         even = self.rollout_batch_size % 2 == 0
-        self.require(even, "rollout_batch_size", "even, as responses come in pairs,")
+        self.require(even, "rollout_batch_size", "even, as responses come in pairs")
         divides = self.rollout_batch_size % self.minibatch_size == 0
         self.require(divides, "minibatch_size", f"a divisor of rollout_batch_size={self.rollout_batch_size}")
 
@@ -83,6 +83,7 @@ class OnlineDPO(CollectingAgent):
     Raises:
         ValueError: The environment resets by itself, its size is odd or does not divide the rollout batch; or no prompt
             fits.
+        TypeError: `judge` compares no pairs.
     """
 
     label: ClassVar[str] = "Online DPO"
@@ -99,6 +100,8 @@ class OnlineDPO(CollectingAgent):
         out: str | Path | None = None,
         resume: Resume = "auto",
     ) -> None:
+        if not (judge is None or hasattr(judge, "compare")):
+            raise TypeError(f"judge: expected a judge of pairs, such as make_judge(...) gives, got {judge!r}.")
         self.env, self.config, self.judge = env, config or OnlineDPOConfig(), judge
         super().__init__(policy, self.config, seed=seed, max_act_tokens=self.config.max_response_tokens)
         self._collect_from(env, num_generations=2, inputs=self._describe, out=out, resume=resume)
@@ -149,7 +152,7 @@ class OnlineDPO(CollectingAgent):
             asked = [rollouts.instructions[row] for row in complete]
             sides = [[rollouts.texts[row + side] for row in complete] for side in (0, 1)]
             with self._loop.timed("score"):
-                credits = self._loop.processes.together(lambda: judge.compare(asked, *sides))
+                credits = self._loop.processes.together(lambda: compare(judge, asked, *sides)).scores
             margins = torch.from_numpy(np.nan_to_num(credits, nan=0.5) - 0.5)
         settled, device = (margins != 0).numpy(), rollouts.lengths.device
         return torch.from_numpy(complete[settled]).to(device), (margins[settled] > 0).to(device)

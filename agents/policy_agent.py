@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..bases import adapter_base, adapter_task, is_adapter
 from ..chat_templates import load_template
-from ..errors import CheckpointError
+from ..errors import CheckpointError, DataError
 from ..instructions import Demonstration, Labelled, Preference
 from ..oracles.base import NoCopy
 from ..oracles.reward_model import check_folder, load_scorer, num_positions
@@ -291,6 +291,11 @@ def fitting(
     # The control token of a conditioned policy is in front of the prompt, and not counted as one of its tokens.
     taken = (policy.max_response_tokens if width is None else width) + (own_control_token(policy.model) is not None)
     room = num_positions(policy.model.config) - taken
+    if room < 1:
+        raise DataError(
+            f"{who}: responses of {taken} tokens leave no room for a prompt: the model has "
+            f"{num_positions(policy.model.config)} positions. Take a smaller max_response_tokens."
+        )
     if room < limit:
         limit, advice = int(room), "take a smaller max_response_tokens: the model's positions must hold both"
     lengths = prompt_lengths(policy.tokenizer, policy.template, instructions)

@@ -1,4 +1,4 @@
-"""GRPO in sixty lines, of Gymnasium, torch and transformers: this package gives the environment and nothing else.
+"""GRPO in sixty lines of code, by Gymnasium, torch and transformers; this package gives the environment and gold alone.
 
     python examples/gym_grpo.py
 

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import environment_number
 from ..envs.scoring import Judge
+from ..errors import DataError
 from ..instructions import Instruction
-from ..monitors.runs import append_rollouts
+from ..monitors.runs import METRICS, ROLLOUTS, append_rollouts
 from ..monitors.signals import agreement, repetition
 from ..oracles.base import Verdicts
 from ..oracles.ensemble import DISAGREEMENT
@@ -33,13 +35,18 @@ class Audited(Scored):
         most: int = 64,
         out: str | Path | None = None,
     ) -> None:
-        """Raises ValueError unless `most` is at least 1."""
+        """Raises ValueError unless `most` is at least 1, DataError if `seconds` has no names or `out` is taken."""
         super().__init__(env, seconds=seconds, most=most, out=out)
         if most < 1:
             raise ValueError(f"most: expected 1 response a step or more, got {most!r}.")
+        if not (seconds is None or (isinstance(seconds, Mapping) and all(seconds))):
+            raise DataError(f"seconds: expected oracles by name, such as {{'second': 'gold'}}, got {seconds!r}.")
+        if out is not None and any((Path(out) / name).exists() for name in (ROLLOUTS, METRICS)):
+            raise DataError(f"out: expected a folder without a run, whose responses are kept there; got {str(out)!r}.")
         self._scoring = scoring_of(self.env, type(self).__name__)
         self.seconds = {name: self._scoring.make_oracle(spec) for name, spec in (seconds or {}).items()}
-        self._most, self._out, self._step = most, None if out is None else Path(out), 0
+        writes = out is not None and environment_number("RANK", 0) == 0  # of several processes, one
+        self._most, self._out, self._step = most, Path(str(out)) if writes else None, 0
         self._pairs = {name: deque[tuple[float, float]](maxlen=most) for name in self.seconds}
         if self._out is not None:
             self._out.mkdir(parents=True, exist_ok=True)
@@ -89,6 +96,7 @@ class RewardAudit(Audited, _Single[ObsType, ActType]):
     `monitors` read all of these. Each of `seconds` is asked about the first `most` responses of a step, and agreement
     is over as many; the other responses' score is NaN. Of several processes each has an agreement of its own.
 
-    `out` is a folder for rollouts.jsonl.gz: the same responses with reward, components and second opinions, a line
-    each, as our agents write it by themselves; `alpacafarm look` shows it.
+    `out` is a new folder for rollouts.jsonl.gz: the same responses with reward, components and second opinions, a line
+    each; `alpacafarm look` shows it. Its steps are those of the environment. Our agents write such a file by
+    themselves, by their own steps.
     """

@@ -31,8 +31,9 @@ _TURNS = (
     "conversations are read: split them into single turns, what was said before written into the user's message)"
 )
 _IMITATED = (
-    "true, or no such field: SFT would imitate this response (KTO's rows are read where all are true; leave the others "
-    "out, or make pairs of both: prompt, chosen and rejected)"
+    "true, or no such field, as what a file of examples has is imitated. Good and bad responses are what KTO learns "
+    "from: alpacafarm_env.data.read_labels(FILE) reads them for agents.KTO. Or leave the bad ones out, or make pairs "
+    "of both: prompt, chosen and rejected"
 )
 _SCHEMAS = (
     "the fields of one kind of row (instruction, input and output; instruction, input, output_1, output_2 and "

@@ -69,7 +69,8 @@ def find_runs(roots: Sequence[Path]) -> dict[str, Path]:
             raise DataError(f"{root}: expected the folder of a run, found {'a file' if root.exists() else 'none'}.")
         runs = list(_below(root))
         if not runs:
-            looked = f"a folder with {METRICS} (an agent's out), or with {COMPLETIONS} or {STATE} (TRL's output_dir)"
+            ours, trls = f"{METRICS} or {ROLLOUTS} (an agent's out)", f"{COMPLETIONS} or {STATE} (TRL's output_dir)"
+            looked = f"a folder with {ours}, or with {trls}"
             raise DataError(f"{root}: expected a run: {looked}, there or below, found none. Name another folder.")
         for run in runs:
             inner = run.relative_to(root).parts
@@ -81,7 +82,7 @@ def find_runs(roots: Sequence[Path]) -> dict[str, Path]:
 
 def _below(root: Path) -> Iterator[Path]:
     for place, subfolders, files in os.walk(root):
-        folder, is_ours = Path(place), METRICS in files
+        folder, is_ours = Path(place), METRICS in files or ROLLOUTS in files
         is_trl = STATE in files or any(folder.glob(COMPLETIONS)) or any(folder.glob(f"checkpoint-*/{STATE}"))
         if is_ours or is_trl:
             yield folder
@@ -103,8 +104,9 @@ def read_runs(folders: Mapping[str, Path], *, most_bytes: float) -> list[Run]:
 
 def _read(name: str, folder: Path, most_points: float, most_bytes: float) -> Run:
     run, faults = Run(name), Counter[str]()
-    is_ours = (folder / METRICS).is_file()
-    metrics = list(_lines(folder / METRICS, faults) if is_ours else _log_history(folder, faults))
+    has_metrics = (folder / METRICS).is_file()
+    is_ours = has_metrics or (folder / ROLLOUTS).is_file()
+    metrics = list(_lines(folder / METRICS, faults) if has_metrics else _log_history(folder, faults))
     _set_curves(run, metrics, most_points)
     warnings = _lines(folder / WARNINGS, faults) if (folder / WARNINGS).is_file() else ()
     run.warnings = [{key: each.get(key, "") for key in ("step", "signal", "text")} for each in warnings]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-Asked = Callable[[Mapping[str, Any]], bool]
-"""A monitor: is given a step's metrics, and says whether the run should go on."""
+from ..errors import warn_caller
+
+Monitor = Any
+"""A `monitor.Monitor`, which imports this module."""
 
 TRL_NAMES = {
     "reward": "score/mean",
@@ -32,20 +34,23 @@ def from_trl(logs: Mapping[str, Any]) -> dict[str, float]:
     return metrics if "score/mean" in metrics else {}
 
 
-def trl_callback(monitor: Asked) -> Any:
+def trl_callback(monitor: Monitor) -> Any:
     """A `TrainerCallback` that gives a monitor what TRL's online trainers log, and stops the trainer for it."""
     from transformers import TrainerCallback
 
     class MonitorCallback(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             metrics = from_trl(logs or {})
-            if metrics and not monitor({**metrics, "step": state.global_step}):
+            if metrics and not monitor.scores:  # a trainer that was resumed has its log
+                known = [{**from_trl(row), "step": row["step"]} for row in state.log_history if from_trl(row)]
+                monitor.begin([row for row in known if row["step"] < state.global_step])
+            if metrics and not monitor.judge({**metrics, "step": state.global_step}):
                 control.should_training_stop = True
 
     return MonitorCallback()
 
 
-def sb3_callback(monitor: Asked) -> Any:
+def sb3_callback(monitor: Monitor) -> Any:
     """A `BaseCallback` that gives a monitor what each rollout says, and stops the learning for it.
 
     The KL is that of `agents.sb3.KLRolloutBuffer`; the rest is of `VecMonitor`, with each of its `info_keywords`.
@@ -61,6 +66,10 @@ def sb3_callback(monitor: Asked) -> Any:
         def _on_rollout_end(self) -> None:
             episodes = list(self.model.ep_info_buffer or ())
             if not episodes:
+                warn_caller(
+                    f"The monitor has seen no episode that ended within {self.num_timesteps} steps. It reads those of "
+                    "VecMonitor: wrap the environments in it."
+                )
                 return
             named = {"r": "score/mean", "l": "tokens/mean"}
             keys = {key for episode in episodes for key in episode} - {"t"}
@@ -71,6 +80,6 @@ def sb3_callback(monitor: Asked) -> Any:
                 metrics["kl/k1"] = float(kl)
             entropy = self.logger.name_to_value.get("train/entropy_loss")  # of the rollout before
             metrics |= {} if entropy is None else {"entropy": -float(entropy)}
-            self.goes_on = self.goes_on and monitor({**metrics, "step": self.num_timesteps})
+            self.goes_on = self.goes_on and monitor.judge({**metrics, "step": self.num_timesteps})
 
     return MonitorCallback()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..bases import read_json
 from ..data.files import write_atomic
@@ -50,7 +50,7 @@ class Detector:
     def fit(
         cls,
         tables: Sequence[Array],
-        past: Sequence[Past],
+        past: Sequence[ArrayLike],
         *,
         names: Sequence[str] = tuple(SIGNALS),
         false_alarms: float = 0.05,
@@ -63,29 +63,38 @@ class Detector:
 
         Args:
             tables: `table_of` each run, [K, S] signals by `names`.
-            past: Of each run whether gold had fallen at these K steps.
+            past: Of each run whether gold had fallen at these K steps, [K] of bools or of 0 and 1.
             names: The signals that it may use.
             false_alarms: In (0, 1).
             facts: For readers.
 
         Raises:
-            ValueError: There are no steps of one of the two kinds.
+            ValueError: There are no steps of one of the two kinds, shapes do not fit, or a share is none.
         """
         from sklearn.linear_model import LogisticRegression
 
-        if len({bool(each) for own in past for each in own}) < 2:
+        shapes, fallen = [np.shape(table) for table in tables], [np.asarray(own, dtype=bool) for own in past]
+        if shapes != [(len(own), len(names)) for own in fallen]:
+            lengths = [len(own) for own in fallen]
+            raise ValueError(
+                f"Expected of each run [K, {len(names)}] signals ({', '.join(names)}) and K outcomes, got tables of "
+                f"{shapes} and outcomes of {lengths}."
+            )
+        if not 0 < false_alarms < 1:
+            raise ValueError(f"false_alarms: expected a share in (0, 1), got {false_alarms!r}.")
+        if len({bool(each) for own in fallen for each in own}) < 2:
             raise ValueError("Expected runs with steps before and after gold's fall, got one kind alone.")
-        joined, labels = np.concatenate(tables), np.concatenate(list(past))
-        shares = np.concatenate([np.full(len(own), 1 / len(own)) for own in past])
+        joined, labels = np.concatenate(tables), np.concatenate(fallen)
+        shares = np.concatenate([np.full(len(own), 1 / len(own)) for own in fallen])
         means = np.nan_to_num(_nanmean(joined, shares))
         scales = np.sqrt(np.nan_to_num(_nanmean((joined - means) ** 2, shares)))
         scales[scales == 0] = 1.0
         # Both kinds weigh the same: how often runs fall is the study's choice, and no fact about others' runs.
         model = LogisticRegression(C=1 / PENALTY, class_weight="balanced", max_iter=1000)
-        model.fit(np.nan_to_num((joined - means) / scales), labels, sample_weight=shares * len(past))
+        model.fit(np.nan_to_num((joined - means) / scales), labels, sample_weight=shares * len(fallen))
         columns = [dict(zip(names, each.tolist(), strict=True)) for each in (means, scales, model.coef_[0])]
         found = cls(columns[0], columns[1], columns[2], float(model.intercept_[0]), np.inf, facts or {})
-        before = [found.scores_of(table)[~own] for table, own in zip(tables, past, strict=True)]
+        before = [found.scores_of(table)[~own] for table, own in zip(tables, fallen, strict=True)]
         highest = [scores.max() for scores in before if len(scores)]
         return replace(found, threshold=float(np.quantile(highest, 1 - false_alarms)))
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, warn_caller
 from ..instructions import Instruction
 from ..oracles.base import RewardOracle, judge
 from ..oracles.ensemble import DISAGREEMENT
@@ -65,18 +65,23 @@ def read_run(folder: str | Path, seconds: Mapping[str, RewardOracle] | None = No
     """The metrics of each step of the run in a folder, or in a metrics.jsonl; with what its kept responses tell.
 
     That is info/repetition, and of each of `seconds`, which are asked about them, info/<name>_agreement; of one that
-    is an ensemble, info/disagreement.
+    is an ensemble, info/disagreement. A run that has kept none has only its metrics.
 
     Raises:
-        DataError: There is no such file, or it holds no step.
+        DataError: There is no such file, or it holds no step; or one of `seconds` is no oracle.
     """
     path = Path(folder)
     path = path if path.suffix == ".jsonl" else path / METRICS
     if not path.is_file():
         raise DataError(f"{path}: expected a run's {METRICS}, there is none.")
-    rows = [row for row in lines_of(path) if row is not None]
+    lines = list(lines_of(path))
+    rows = [row for row in lines if row is not None]
     if not rows:
         raise DataError(f"{path}: expected a line a step, found none.")
+    if damaged := len(lines) - len(rows):
+        warn_caller(f"{path}: {damaged} damaged lines are left out.")
+    if wrong := [(name, oracle) for name, oracle in (seconds or {}).items() if not hasattr(oracle, "score")]:
+        raise DataError(f"seconds: expected oracles by name, such as make_oracle('surrogate'), got {wrong[0]!r}.")
     told = told_by_rollouts(path.with_name(ROLLOUTS), seconds or {})
     return [{**told.get(int(row["step"]), {}), **row} for row in rows]
 

@@ -10,8 +10,9 @@ import torch
 from tiny_worlds import ASCII, Picky, Share, load_policy, make_env
 
 from alpacafarm_env.agents import OnlineDPO, OnlineDPOConfig
-from alpacafarm_env.errors import UnscoredError
+from alpacafarm_env.errors import DataError, UnscoredError
 from alpacafarm_env.oracles import HigherReward
+from alpacafarm_env.oracles.base import OracleError
 
 
 def agent_of(folder: Path, oracle: Share | None = None, judge: object = None, **changes: object) -> OnlineDPO:
@@ -28,6 +29,13 @@ class Opposite:
 
     def compare(self, instructions: Sequence[str], first: Sequence[str], second: Sequence[str]) -> np.ndarray:
         return 1 - HigherReward(Share(ASCII)).compare(instructions, first, second)
+
+
+class Certain(Opposite):
+    """Answers what is no probability."""
+
+    def compare(self, instructions: Sequence[str], first: Sequence[str], second: Sequence[str]) -> np.ndarray:
+        return np.full(len(first), 2.0)
 
 
 class Undecided(Opposite):
@@ -52,6 +60,18 @@ def test_pairs_without_a_better_response_are_left_out(policy_folder: Path) -> No
     assert 0 < metrics["pairs/judged"] < (1 - metrics["score/unscored"])
     with pytest.raises(UnscoredError, match="no pair"):
         agent_of(policy_folder, judge=Undecided(), total_steps=1).learn()
+
+
+def test_what_is_no_judge_is_refused(policy_folder: Path) -> None:
+    with pytest.raises(TypeError, match="judge"):
+        agent_of(policy_folder, judge="gold")
+    with pytest.raises(OracleError, match="from 0 to 1"):
+        agent_of(policy_folder, judge=Certain(), total_steps=1).learn()
+
+
+def test_responses_that_fill_the_model_leave_no_room(policy_folder: Path) -> None:
+    with pytest.raises(DataError, match="room"):
+        agent_of(policy_folder, max_response_tokens=100_000)
 
 
 def test_chosen_and_rejected_answer_one_instruction(policy_folder: Path) -> None:

@@ -121,6 +121,17 @@ def test_a_signal_that_a_run_lacks_neither_warns_nor_breaks(detector):
     assert detector.scores([{"step": 1}]) == pytest.approx([detector.intercept])
 
 
+def test_outcomes_may_be_numbers_and_must_be_of_the_steps(detector):
+    runs = [made_up(None if seed % 2 else 10 + seed, seed) for seed in range(24)]
+    tables, past = [table_of(run) for run, _ in runs], [past.astype(int).tolist() for _, past in runs]
+    assert Detector.fit(tables, past) == detector
+    for few, names in ((past[1:], tuple(SIGNALS)), (past, ("distance",)), ([own[1:] for own in past], tuple(SIGNALS))):
+        with pytest.raises(ValueError, match="signals"):
+            Detector.fit(tables, few, names=names)
+    with pytest.raises(ValueError, match="false_alarms"):
+        Detector.fit(tables, past, false_alarms=2)
+
+
 def test_runs_of_one_kind_alone_fit_nothing():
     runs = [made_up(None, seed) for seed in range(4)]
     with pytest.raises(ValueError, match="one kind"):
@@ -141,13 +152,14 @@ def test_what_is_saved_says_the_same(detector, tmp_path):
 def test_a_monitor_warns_once_keeps_what_was_before_and_stops_if_asked(detector, tmp_path):
     run, _ = made_up(15, 9)
     kept = []
-    monitor = Monitor(detector, keep=lambda: kept.append(len(monitor.scores)), keep_every=2, out=tmp_path / "run")
+    monitor = Monitor(detector, keep=kept.append, keep_every=2, out=tmp_path / "run")
     with pytest.warns(OveroptimizationWarning) as caught:
         answers = [monitor(row) for row in run]
     assert (all(answers), len(caught)) == (True, 1)
     assert monitor.warned == watch(run, detector)
     assert kept == list(range(2, monitor.warned, 2))
-    assert monitor.kept == kept[-1]
+    # What is saved after a step is what the next step's metrics are of.
+    assert monitor.kept == max(step for step in kept if step + 1 < monitor.warned)
     line = json.loads((tmp_path / "run" / "warnings.jsonl").read_text())
     assert (line["step"], line["signal"] in SIGNALS) == (monitor.warned, True)
     stopping = Monitor(detector, action="stop")
@@ -155,6 +167,49 @@ def test_a_monitor_warns_once_keeps_what_was_before_and_stops_if_asked(detector,
         assert [stopping(row) for row in run].index(False) + 1 == monitor.warned
     with pytest.raises(UnknownNameError, match="stop"):
         Monitor(detector, action="halt")
+
+
+def test_a_monitor_of_a_resumed_run_reads_what_came_before(detector, tmp_path):
+    run, _ = made_up(25, 9)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run[:12]))
+    resumed, alone = Monitor(detector, out=tmp_path), Monitor(detector)
+    resumed(run[10])
+    with pytest.warns(UserWarning, match="from step 11 on"):
+        alone(run[10])
+    np.testing.assert_array_equal(resumed.scores, detector.scores(run[:11]))
+    assert len(alone.scores) == 1
+    with pytest.warns(UserWarning, match="from step 11 on"):
+        watch(run[10:], detector)
+    watch(run[9::10], detector)  # of who logs every tenth step
+
+
+def test_a_monitor_is_of_one_run(detector):
+    run, _ = made_up(None, 9)
+    monitor = Monitor(detector)
+    for row in run[:3]:
+        monitor(row)
+    with pytest.raises(ValueError, match="after 3, got 1"):
+        monitor(run[0])
+
+
+def test_metrics_that_tell_nothing_are_refused_and_few_are_warned_of(detector):
+    for rows in ([{"step": 1, "kl": 2.0}], [{"step": 1, "kl/k1": math.nan}], [{"kl/k1": 1.0}], []):
+        with pytest.raises(DataError):
+            watch(rows, detector)
+    with pytest.raises(DataError, match="kl/k1"):
+        Monitor(detector)({"step": 1, "loss": 1.0})  # such as of DPO
+    run, _ = made_up(12, 9)
+    bare = [{name: row[name] for name in ("step", "score/mean", "score/std")} for row in run]
+    with pytest.warns(UserWarning, match="KL"):
+        watch(bare, detector)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"keep": 1}, {"keep_every": 0}, {"threshold": math.nan}, {"detector": "x"}]
+)
+def test_impossible_arguments_are_refused_before_the_run(wrong):
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        Monitor(**wrong)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +243,10 @@ def test_a_folders_metrics_have_what_its_kept_responses_tell(audited_run, tmp_pa
         assert row["info/surrogate_agreement"] == pytest.approx(1)
         assert 0 < row["info/gold_agreement"] < 1
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "score/mean": 1.0}\n{"step": 2, "sco')  # of a killed run
-    assert [row["step"] for row in read_run(tmp_path)] == [1]
+    with pytest.warns(UserWarning, match="1 damaged"):
+        assert [row["step"] for row in read_run(tmp_path)] == [1]
+    with pytest.raises(DataError, match="oracles"):
+        read_run(audited_run, {"gold": "gold"})
     with pytest.raises(DataError, match="metrics"):
         read_run(tmp_path / "nothing")
 

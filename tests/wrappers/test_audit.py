@@ -9,6 +9,8 @@ from alpacafarm_env import wrappers
 from alpacafarm_env.data.files import read_records
 from alpacafarm_env.envs.instruction import InstructionEnv
 from alpacafarm_env.envs.vector import InstructionVectorEnv
+from alpacafarm_env.errors import DataError
+from alpacafarm_env.look.runs import find_runs, read_runs
 from alpacafarm_env.monitors import agreement
 from alpacafarm_env.monitors.runs import ROLLOUTS
 
@@ -91,6 +93,16 @@ def test_what_was_scored_is_kept_as_an_agents_rollouts(tiny_dataset, tmp_path):
     assert [row["response"] for row in rows[3:]] == TEXTS[:3]
     assert [row["score"] for row in rows[3:]] == [11, 3, 18]
     assert [row["info"]["short_reward"] for row in rows[3:]] == [-11, -3, -18]
+    (run,) = read_runs(find_runs([tmp_path / "run"]), most_bytes=1e6)  # no metrics are needed to look at it
+    assert [len(run.texts[step]) for step in (1, 2)] == [3, 3]
+    with pytest.raises(DataError, match="run"):  # two runs in one file could not be told apart
+        batched(tiny_dataset, most=3, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("wrong", ["annotators", {"": "gold"}])
+def test_second_opinions_need_names(tiny_dataset, wrong):
+    with pytest.raises(DataError, match="by name"):
+        batched(tiny_dataset, seconds=wrong)
 
 
 def test_token_environments_report_it_where_episodes_end():
