@@ -25,7 +25,7 @@ MAY_IMPORT = {
 BUDGETS = {
     "alpacafarm_env": 9_796,
     "agents": 5_378,
-    "wrappers": 182,
+    "wrappers": 183,
     "benchmarks": 8_759,
     "examples": 437,
     "tests": 19_825,

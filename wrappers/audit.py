@@ -39,12 +39,13 @@ class Audited(Scored):
         super().__init__(env, seconds=seconds, most=most, out=out)
         if most < 1:
             raise ValueError(f"most: expected 1 response a step or more, got {most!r}.")
-        if not (seconds is None or (isinstance(seconds, Mapping) and all(seconds))):
+        named: Any = seconds or {}
+        if not (isinstance(named, Mapping) and all(named)):
             raise DataError(f"seconds: expected oracles by name, such as {{'second': 'gold'}}, got {seconds!r}.")
         if out is not None and any((Path(out) / name).exists() for name in (ROLLOUTS, METRICS)):
             raise DataError(f"out: expected a folder without a run, whose responses are kept there; got {str(out)!r}.")
         self._scoring = scoring_of(self.env, type(self).__name__)
-        self.seconds = {name: self._scoring.make_oracle(spec) for name, spec in (seconds or {}).items()}
+        self.seconds = {name: self._scoring.make_oracle(spec) for name, spec in named.items()}
         writes = out is not None and environment_number("RANK", 0) == 0  # of several processes, one
         self._most, self._out, self._step = most, Path(str(out)) if writes else None, 0
         self._pairs = {name: deque[tuple[float, float]](maxlen=most) for name in self.seconds}

@@ -204,9 +204,7 @@ def test_metrics_that_tell_nothing_are_refused_and_few_are_warned_of(detector):
         watch(bare, detector)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"keep": 1}, {"keep_every": 0}, {"threshold": math.nan}, {"detector": "x"}]
-)
+@pytest.mark.parametrize("wrong", [{"keep": 1}, {"keep_every": 0}, {"threshold": math.nan}, {"detector": "x"}])
 def test_impossible_arguments_are_refused_before_the_run(wrong):
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
         Monitor(**wrong)
