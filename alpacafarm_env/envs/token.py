@@ -262,7 +262,10 @@ class TokenVectorEnv(Tokens, InstructionVectorEnv):
     ) -> tuple[Observation, dict[str, Any]]:
         """As `InstructionVectorEnv.reset`; ValueError if a prompt is longer than `max_prompt_tokens`."""
         if (options or {}).get("num_generations", 1) != 1:
-            raise ValueError("Expected num_generations of 1: here slots end at different steps. Give instruction_ids.")
+            raise ValueError(
+                "Expected num_generations of 1: here slots end at different steps. Give "
+                "instruction_ids, or take an environment of whole responses, such as AlpacaFarm-PPO-v0."
+            )
         return super().reset(seed=seed, options=options)  # type: ignore[return-value]
 
     def render(self) -> tuple[str | Frame | None, ...] | None:  # type: ignore[override]

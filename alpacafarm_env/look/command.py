@@ -7,9 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import pydantic
 import tyro
 
 from ..cli.options import Options, Positive, Report
@@ -28,7 +27,7 @@ NAMED: Final = 3
 class Look(Options):
     """A page about runs."""
 
-    runs: Annotated[tuple[Path, ...], pydantic.Field(min_length=1), tyro.conf.Positional]
+    runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of runs, or folders that contain some: what agents, train and studies write, and TRL's GRPOTrainer."""
     out: Path = Path("look.html")
     """The page. One that this command wrote is written over."""
@@ -39,8 +38,10 @@ class Look(Options):
         """Writes the page, and says what it shows and lacks.
 
         Raises:
-            DataError: A folder has no run, or the page would replace a file of another kind.
+            DataError: There is no folder, one has no run, or the page would replace a file of another kind.
         """
+        if not self.runs:
+            raise DataError("Expected folders of runs: alpacafarm look RUN...; got none.")
         _check_out(self.out)
         runs = read_runs(find_runs(self.runs), most_bytes=self.texts_mb * 1e6)
         page = render(runs)
