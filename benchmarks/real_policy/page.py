@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Drawing
 from ...statistics import Interval
 from ..harness.estimates import Estimate, rejected
 from ..harness.page import Drawn, Page, read_manifest, read_table
-from ..harness.plots import COLORS, MARKERS, Curve, Panel, draw, grid, titled
+from ..harness.plots import COLORS, MARKERS, grid, titled
 from ..harness.report import Table, interval_text, number, sentences
 from ..surrogates.figures import INFORMATION
 
@@ -198,7 +198,8 @@ def run_ends(runs: pd.DataFrame) -> list[dict[str, Any]]:
                 row[f"{gold}_step"] = sorted(group.step.unique())[peak]
                 row[gold] = widened(table[:, -1], errors[:, -1])
                 row[f"{gold}_peak"] = widened(table[:, peak], errors[:, peak])
-                row[f"{gold}_drop"] = widened(table[:, peak] - table[:, -1], errors[:, -1])
+                drop = widened(table[:, peak] - table[:, -1], errors[:, -1])
+                row[f"{gold}_drop"] = interval_text(drop, "") if peak < table.shape[1] - 1 else ""
         found.append(row)
     return found
 
@@ -217,7 +218,7 @@ def run_row(row: Mapping[str, Any]) -> dict[str, str]:
     for gold in ("gold_a", "gold_b"):
         name = f"gold {gold[-1].upper()}"
         texts |= {f"{name}, peak": interval_text(row[f"{gold}_peak"], ""), f"{name}, at step": str(row[f"{gold}_step"])}
-        texts |= {f"{name}, end": interval_text(row[gold], ""), f"{name}, fall": interval_text(row[f"{gold}_drop"], "")}
+        texts |= {f"{name}, end": interval_text(row[gold], ""), f"{name}, fall": row[f"{gold}_drop"]}
     return texts
 
 
@@ -253,17 +254,19 @@ def draw_line(axis: Axes, x: Iterable[float], line: pd.DataFrame, label: str, pl
 
 
 def draw_runs(runs: pd.DataFrame) -> Drawing:
-    """Both golds and the proxy against sqrt(KL) along training, a line a method and share of flips."""
-    panels = []
-    for measure, label in (
-        ("proxy", "proxy gained, SD within"),
-        ("gold_a", "gold A gained"),
-        ("gold_b", "gold B gained"),
-    ):
-        curves = []
+    """The proxy and both golds against sqrt(KL) along training, a line a method and share of flips."""
+    figure = Drawing(figsize=(12.6, 4.2), dpi=150, layout="constrained")
+    measures = {"proxy": "proxy gained, SD within", "gold_a": "gold A gained", "gold_b": "gold B gained"}
+    for axis, (measure, label) in zip(figure.subplots(1, 3), measures.items(), strict=True):
         for (method, flip), group in runs.groupby(["method", "flip"], sort=False):
-            kl, values = (group.pivot(index="seed", columns="step", values=name) for name in ("kl", measure))
-            x = np.sqrt(kl.mean().clip(lower=0).to_numpy())
-            curves.append(Curve(f"{str(method).upper()}, {100 * float(str(flip)):g} % flips", x, values.to_numpy()))
-        panels.append(Panel("√KL, √nats (mean over seeds)", label, curves))
-    return draw(panels, "Training by LoRA against a proxy, and on its labels")
+            place, noise = ([*runs[name].unique()].index(own) for name, own in (("method", method), ("flip", flip)))
+            steps = group.groupby("step")
+            x, y = np.sqrt(steps.kl.mean().clip(lower=0)), steps[measure].mean()
+            line = {"color": COLORS[place], "marker": MARKERS[noise], "linestyle": ("-", "--")[noise], "markersize": 4}
+            line |= {"label": f"{str(method).upper()}, {100 * float(str(flip)):g} % flips", "capsize": 2}
+            spans = [widened(own[measure], own[f"{measure}_error"]) for _, own in steps] if measure != "proxy" else []
+            axis.errorbar(x, y, [span.high - span.mean for span in spans] or None, elinewidth=0.7, **line)
+        axis.set(xlabel="√KL, √nats", ylabel=label)
+        grid(axis)
+    figure.axes[0].legend(fontsize=8, frameon=False)
+    return titled(figure, "Training by LoRA against a proxy, and on its labels")
