@@ -154,7 +154,11 @@ def run(options: RealPolicyOptions) -> int:
         done = set(study.done)
         num = {part: sum(cell.key in done for cell in each) for part, each in cells.items()}
         counts = {part: f"{num[part]} of {len(each)}" for part, each in cells.items() if num[part] < len(each)}
-        write_results(study, [row for key in study.done for row in study.rows(key)], counts)
+        write_results(
+            study,
+            [row for each in cells.values() for cell in each if cell.key in done for row in study.rows(cell.key)],
+            counts,
+        )
         if study.failed or counts:
             study.write_manifest()
             return int(bool(study.failed))

@@ -87,6 +87,7 @@ def page(folder: Path) -> Page:
     slopes = found["slopes"][found["slopes"].of == "drop"].copy()
     slopes["holm"] = rejected(slopes.chance.to_numpy()) if len(slopes) else []
     missing = manifest["facts"].get("missing", {})
+    found["runs"] = found["runs"].sort_values(["method", "flip", "seed", "step"])
     runs = run_ends(found["runs"])
     falls["said"] = np.where(falls.clear, "clear", np.where(falls.holm, "rises", "not clear"))
     slopes["said"] = np.where(slopes.holm.astype(bool), "clear", "not clear")
