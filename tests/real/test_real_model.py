@@ -132,7 +132,7 @@ def test_dpo_goes_on_in_trl_as_with_us(moved, rows, tmp_path):
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     folder = moved("dpo")
     pairs = [Preference(Instruction(row["instruction"]), (row["output"], row["worse"]), 1) for row in rows[:4]]
-    config = DPOConfig(batch_size=4, max_grad_norm=1e9)
+    config = DPOConfig(batch_size=4, max_grad_norm=1e9, precision="float32")
     policy = LanguageModel.from_pretrained(folder)
     ours = next(DPO(policy, pairs, config=config).updates())
     # Text by the chat template up to the answer: in messages TRL would have it end with the template's line break too.
