@@ -23,12 +23,12 @@ MAY_IMPORT = {
     "benchmarks": set(LAYERS),
 }
 BUDGETS = {
-    "alpacafarm_env": 9_801,
+    "alpacafarm_env": 9_797,
     "agents": 5_378,
     "wrappers": 183,
     "benchmarks": 8_767,
     "examples": 437,
-    "tests": 19_825,
+    "tests": 19_830,
 }
 """Folder -> its code lines at most. They are on their way down."""
 NO_CODE = {

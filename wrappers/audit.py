@@ -42,14 +42,15 @@ class Audited(Scored):
         named: Any = seconds or {}
         if not (isinstance(named, Mapping) and all(named)):
             raise DataError(f"seconds: expected oracles by name, such as {{'second': 'gold'}}, got {seconds!r}.")
-        if out is not None and any((Path(out) / name).exists() for name in (ROLLOUTS, METRICS)):
-            raise DataError(f"out: expected a folder without a run, whose responses are kept there; got {str(out)!r}.")
         self._scoring = scoring_of(self.env, type(self).__name__)
         self.seconds = {name: self._scoring.make_oracle(spec) for name, spec in named.items()}
-        writes = out is not None and environment_number("RANK", 0) == 0  # of several processes, one
-        self._most, self._out, self._step = most, Path(str(out)) if writes else None, 0
+        self._most, self._step = most, 0
+        # Of several processes, one writes.
+        self._out = None if out is None or environment_number("RANK", 0) else Path(out)
         self._pairs = {name: deque[tuple[float, float]](maxlen=most) for name in self.seconds}
         if self._out is not None:
+            if any((self._out / name).exists() for name in (ROLLOUTS, METRICS)):
+                raise DataError(f"out: expected a new folder, got that of another run, {str(out)!r}.")
             self._out.mkdir(parents=True, exist_ok=True)
 
     def scoring(self) -> AbstractContextManager[None]:

@@ -42,8 +42,8 @@ def trl_callback(monitor: Monitor) -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             metrics = from_trl(logs or {})
             if metrics and not monitor.scores:  # a trainer that was resumed has its log
-                known = [{**from_trl(row), "step": row["step"]} for row in state.log_history if from_trl(row)]
-                monitor.begin([row for row in known if row["step"] < state.global_step])
+                earlier = [row for row in state.log_history if row["step"] < state.global_step]
+                monitor.begin([{**known, "step": row["step"]} for row in earlier if (known := from_trl(row))])
             if metrics and not monitor.judge({**metrics, "step": state.global_step}):
                 control.should_training_stop = True
 

@@ -14,7 +14,7 @@ from ..arguments import environment_number
 from ..errors import DataError, did_you_mean, warn_caller
 from .detector import Detector, Metrics, table_of
 from .runs import METRICS, WARNINGS, read_run
-from .signals import SIGNALS
+from .signals import SIGNALS, Array
 
 ACTIONS: Final = ("warn", "stop")
 BASIC: Final = ("distance", "gain")
@@ -93,15 +93,16 @@ class Monitor:
         self._metrics, self.scores = list(metrics), self.detector.scores(metrics).tolist() if metrics else []
 
     def judge(self, metrics: Mapping[str, Any]) -> bool:
-        """Notes metrics with their step, which need not follow the last one directly; as a call for the rest."""
+        """As a call, for trainers whose metrics do not begin with step 1, or leave steps out."""
         step = int(metrics["step"])
         if self._metrics and step <= self._metrics[-1]["step"]:
             last = self._metrics[-1]["step"]
             raise ValueError(f"Expected a step after {last}, got {step}. A monitor is of one run: make one for each.")
         self._metrics.append(dict(metrics))
+        table = table_of(self._metrics, tuple(self.detector.weights))
         if len(self._metrics) == 1:
-            refuse_blind(self.detector, self._metrics, "The run's first metrics")
-        self.scores.append(float(self.detector.scores(self._metrics)[-1]))
+            refuse_blind(self.detector, table, f"The metrics {', '.join(metrics)}")
+        self.scores.append(float(self.detector.scores_of(table)[-1]))
         if self.warned is None and self.scores[-1] > self.threshold:
             self.warned = step
             self._tell(step)
@@ -126,11 +127,11 @@ class Monitor:
 
     def _before(self, step: int) -> list[dict[str, Any]]:
         """The metrics before a step from the run's folder, or a warning that they are missing."""
-        found = self._out is not None and (self._out / METRICS).is_file()
-        rows = [row for row in read_run(self._out) if row["step"] < step] if found and self._out is not None else []
-        if not rows:
+        rows = read_run(self._out) if self._out is not None and (self._out / METRICS).is_file() else []
+        before = [row for row in rows if row["step"] < step]
+        if not before:
             missing(step)
-        return rows
+        return before
 
     def _tell(self, step: int) -> None:
         most = [(name, part) for name, part in self.detector.parts(self._metrics).items() if part > 0][:3]
@@ -157,29 +158,24 @@ def watch(run: str | Path | Metrics, detector: Detector | None = None, *, thresh
     """
     metrics = read_run(run) if isinstance(run, str | Path) else list(run)
     detector, limit = _asked(detector, threshold)
-    who = str(run) if isinstance(run, str | Path) else "The metrics"
-    if not all("step" in row for row in metrics) or not metrics:
-        raise DataError(f"{who}: expected the metrics of each step, with its number as step; got {metrics[:1]!r}.")
-    refuse_blind(detector, metrics, who)
+    if not metrics or not all("step" in row for row in metrics):
+        raise DataError(f"Expected the metrics of each step, with its number as step; got {metrics[:1]!r}.")
+    table = table_of(metrics, tuple(detector.weights))
+    refuse_blind(detector, table, str(run) if isinstance(run, str | Path) else "The metrics")
     first, second = metrics[0]["step"], metrics[min(1, len(metrics) - 1)]["step"]
     if first > 1 and second - first < first:  # who logs every tenth step begins with the tenth
         missing(first)
-    for row, score in zip(metrics, detector.scores(metrics), strict=True):
+    for row, score in zip(metrics, detector.scores_of(table), strict=True):
         if score > limit:
             return int(row["step"])
     return None
 
 
-def refuse_blind(detector: Detector, metrics: Metrics, who: str) -> None:
-    """Refuses metrics without a signal that the detector knows (DataError), warns of such without KL or proxy."""
-    unknown = [
-        name
-        for name, values in zip(detector.weights, table_of(metrics, tuple(detector.weights)).T, strict=True)
-        if np.isnan(values).all()
-    ]
+def refuse_blind(detector: Detector, table: Array, who: str) -> None:
+    """Refuses signals [K, S] that are all unknown (DataError), and warns where those of KL or proxy are."""
+    unknown = [name for name, values in zip(detector.weights, table.T, strict=True) if np.isnan(values).all()]
     if len(unknown) == len(detector.weights):
-        names = ", ".join(sorted({name for row in metrics[:1] for name in row}))
-        raise DataError(f"{who}: expected metrics by our agents' names, such as kl/k1 and score/mean; found {names}.")
+        raise DataError(f"{who}: expected metrics by our agents' names, such as kl/k1 and score/mean; found none.")
     if lacking := [SIGNALS[name] for name in BASIC if name in unknown]:
         warn_caller(f"{who} lack what tells most: {'; '.join(lacking)}. Warnings without it are worth little.")
 

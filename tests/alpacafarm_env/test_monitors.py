@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -181,6 +182,16 @@ def test_a_monitor_of_a_resumed_run_reads_what_came_before(detector, tmp_path):
     with pytest.warns(UserWarning, match="from step 11 on"):
         watch(run[10:], detector)
     watch(run[9::10], detector)  # of who logs every tenth step
+
+
+def test_a_trl_trainer_that_is_resumed_tells_what_came_before(detector):
+    logs = [
+        {"reward": 0.1 * n, "reward_std": 1.0, "kl": 0.01 * n, "completions/mean_length": 30.0} for n in range(1, 6)
+    ]
+    history = [{**row, "step": 10 * n} for n, row in enumerate(logs, 1)] + [{"train_runtime": 3.0, "step": 40}]
+    state, monitor = SimpleNamespace(global_step=50, log_history=history), Monitor(detector)
+    monitor.for_trl().on_log(None, state, SimpleNamespace(), logs=logs[-1])
+    np.testing.assert_array_equal(monitor.scores, detector.scores([from_trl(row) for row in logs]))
 
 
 def test_a_monitor_is_of_one_run(detector):
